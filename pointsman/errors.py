@@ -1,0 +1,28 @@
+"""The one error a user can cause, and the one warning they should read.
+
+Everything that is wrong with what the user gave us ends as an `InputError`: one line that names the
+field, the value and the remedy. The command line prints it and exits with status 2, without a traceback.
+"""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """Bad input: `field` is what was wrong, `value` what it held, `remedy` what to do about it."""
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field = field
+        self.value = value
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{field} = {_short(value)}: {problem}; {remedy}")
+
+
+class PointsmanWarning(UserWarning):
+    """Something the user asked for will run, but probably not as they expect."""
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = repr(value) if isinstance(value, str) else str(value)
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,56 @@
+"""The base of every configuration model: unknown keys are errors, and errors are one readable line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pointsman.errors import InputError
+
+
+class Spec(BaseModel):
+    """A part of the configuration. Frozen, so that a resolved configuration can be written beside a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+S = TypeVar("S", bound=Spec)
+
+
+def parse_spec(model: type[S], data: Mapping[str, Any], where: str = "") -> S:
+    """Validate `data`; the first problem becomes an `InputError` that names the full key."""
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        raise _as_input_error(error, model, where) from None
+
+
+def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> InputError:
+    # An unknown key often causes a second, more confusing error: report it first.
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    problem = problems[0]
+    path = [str(part) for part in problem["loc"]]
+    field = ".".join(([where] if where else []) + path) or model.__name__
+    cause = (problem.get("ctx") or {}).get("error")
+    if isinstance(cause, InputError):
+        return cause
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(model, path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return InputError(field, problem["input"], "unknown key", remedy)
+    message = problem["msg"][0].lower() + problem["msg"][1:]
+    return InputError(field, problem["input"], message, "correct the value in the configuration or with --set")
+
+
+def _known_keys(model: type[Spec], path: list[str]) -> list[str]:
+    for part in path:
+        field = model.model_fields.get(part)
+        inner = getattr(field, "annotation", None)
+        if not (isinstance(inner, type) and issubclass(inner, Spec)):
+            return []
+        model = inner
+    return sorted(field.alias or name for name, field in model.model_fields.items())
