@@ -43,7 +43,9 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
         remedy = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
         return InputError(field, problem["input"], "unknown key", remedy)
     message = problem["msg"][0].lower() + problem["msg"][1:]
-    return InputError(field, problem["input"], message, "correct the value in the configuration or with --set")
+    return InputError(
+        field, problem["input"], message, "correct the value in the configuration or with --set"
+    )
 
 
 def _known_keys(model: type[Spec], path: list[str]) -> list[str]:

@@ -1,0 +1,42 @@
+"""Compilation: which functions are machine code, and when a cached one is stale.
+
+Numba caches a compiled function under the time stamp of the file it stands in. Our entry points pull in the
+whole kernel from several files, so a change in any of them must invalidate the cache: entry points are
+cached under a digest of all kernel sources instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+KERNEL_FILES = ("simulator/*.py", "policies/kernels.py", "signals.py")
+
+
+def kernel_digest() -> str:
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for pattern in KERNEL_FILES:
+        for path in sorted(package.glob(pattern)):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def entry_point(function: Callable[..., Any]) -> Any:
+    """Compile with a cache on disk; the GIL is released while it runs."""
+    dispatcher = numba.njit(function, nogil=True, cache=True)
+    if not numba.config.DISABLE_JIT:
+        cache_file = dispatcher._cache._cache_file
+        cache_file._source_stamp = kernel_digest()
+    return dispatcher
+
+
+def is_compiled(dispatcher: Any) -> bool:
+    """Whether a call would start at once: compiled in this process, or found in the cache on disk."""
+    if numba.config.DISABLE_JIT or dispatcher.signatures:
+        return True
+    return bool(dispatcher._cache._cache_file._load_index())

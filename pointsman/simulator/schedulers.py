@@ -1,0 +1,429 @@
+"""How a replica forms its next batch: `vllm-v1`, and Vidur's `vllm`, `sarathi` and `orca`.
+
+Each scheduler has a lazy path, taken while memory suffices for every decoding request (nothing to do but
+count them), and an exact one that walks the running list and preempts. Vidur's schedulers take a request off
+the running list while its batch is in flight and append it again afterwards; in the lazy path the list simply
+stays as it is, since nobody looks at it meanwhile. `vllm-v1` keeps its list as vLLM does.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from pointsman.simulator.sequences import (
+    append_running,
+    blocks_for,
+    blocks_next_step,
+    evict,
+    find_first_partial,
+    integrate_kv,
+    num_processed,
+    pop_waiting,
+    sort_by_arrival,
+)
+from pointsman.simulator.state import ORCA, SARATHI, VLLM
+
+
+@njit
+def form_batch(sim, k, slot):  # type: ignore[no-untyped-def]
+    """Fill batch `slot` of replica k; False if there is nothing to run."""
+    replica = sim.replicas[k]
+    batch = sim.batches[k, slot]
+    batch.is_lazy = 1 if replica.num_stages == 1 else 0
+    batch.num_entries = 0
+    batch.num_decodes = 0
+    batch.prefill_tokens = 0
+    batch.context_tokens = 0
+    batch.kv_tokens = 0
+    batch.pairs = 0.0
+    batch.squares = 0.0
+    integrate_kv(sim, k)
+    if replica.scheduler == VLLM:
+        form_vllm(sim, k, slot)
+    elif replica.scheduler == SARATHI:
+        form_sarathi(sim, k, slot)
+    elif replica.scheduler == ORCA:
+        form_orca(sim, k, slot)
+    else:
+        form_vllm_v1(sim, k, slot)
+    return batch.num_entries + batch.num_decodes > 0
+
+
+@njit
+def add_prefill(sim, k, slot, i, num_tokens):  # type: ignore[no-untyped-def]
+    batch = sim.batches[k, slot]
+    sim.entry_request[k, slot, batch.num_entries] = i
+    sim.entry_tokens[k, slot, batch.num_entries] = num_tokens
+    batch.num_entries += 1
+    processed = sim.requests[i].processed
+    batch.prefill_tokens += num_tokens
+    batch.kv_tokens += (processed + 63) // 64 * 64
+    batch.pairs += num_tokens * (processed + num_tokens / 2)
+    batch.squares += float(num_tokens) * num_tokens
+
+
+@njit
+def add_decode(sim, k, slot, i):  # type: ignore[no-untyped-def]
+    batch = sim.batches[k, slot]
+    sim.entry_request[k, slot, batch.num_entries] = i
+    sim.entry_tokens[k, slot, batch.num_entries] = 1
+    batch.num_entries += 1
+    batch.num_decodes += 1
+    batch.context_tokens += num_processed(sim, k, i)
+
+
+@njit
+def add_all_decodes(sim, k, slot, num_new_blocks):  # type: ignore[no-untyped-def]
+    replica = sim.replicas[k]
+    batch = sim.batches[k, slot]
+    replica.used_blocks += num_new_blocks
+    batch.num_decodes = replica.num_decoding
+    batch.context_tokens = replica.sum_processed + replica.num_decoding * replica.steps
+
+
+@njit
+def num_sequences(batch):  # type: ignore[no-untyped-def]
+    return batch.num_entries + batch.num_decodes if batch.is_lazy else batch.num_entries
+
+
+@njit
+def admit(sim, k, num_blocks):  # type: ignore[no-untyped-def]
+    """Take the head of the queue and give it memory."""
+    replica = sim.replicas[k]
+    replica.used_blocks += num_blocks
+    replica.num_holding += 1
+    return pop_waiting(sim, k)
+
+
+@njit
+def has_room_for_prompt(replica, num_blocks):  # type: ignore[no-untyped-def]
+    return replica.num_blocks - replica.used_blocks - num_blocks >= replica.watermark_blocks
+
+
+@njit
+def can_step_lazily(sim, k, num_new_blocks):  # type: ignore[no-untyped-def]
+    """Vidur wants a free block for each decoding request in turn, even one that needs no new block."""
+    replica = sim.replicas[k]
+    return replica.num_stages == 1 and replica.num_blocks - replica.used_blocks > num_new_blocks
+
+
+@njit
+def grow_or_evict(sim, k, i, position, stop):  # type: ignore[no-untyped-def]
+    """Vidur: make room for i's next token at the cost of the end of the list, or of i itself.
+
+    Returns the new end of the running list, or -1 if i itself was evicted.
+    """
+    replica = sim.replicas[k]
+    while replica.num_blocks - replica.used_blocks < 1:
+        if position < stop:
+            stop -= 1
+            evict(sim, k, sim.running[k, stop])
+        else:
+            evict(sim, k, i)
+            return -1
+    # Blocks held so far cover processed - 1 tokens.
+    if (num_processed(sim, k, i) - 1) % replica.block_size == 0:
+        replica.used_blocks += 1
+    return stop
+
+
+@njit
+def keep_running(sim, k, start, stop):  # type: ignore[no-untyped-def]
+    """Only running[start:stop] stays on the list."""
+    replica = sim.replicas[k]
+    for position in range(start, stop):
+        sim.running[k, position - start] = sim.running[k, position]
+    replica.num_running = stop - start
+    find_first_partial(sim, k)
+
+
+@njit
+def form_vllm(sim, k, slot):  # type: ignore[no-untyped-def]
+    replica = sim.replicas[k]
+    batch = sim.batches[k, slot]
+    longest = 0
+    while replica.num_waiting > 0:
+        prefill = sim.requests[replica.waiting_head].prefill
+        num_blocks = blocks_for(prefill, replica.block_size)
+        padded = (batch.num_entries + 1) * max(longest, prefill)
+        if (
+            not has_room_for_prompt(replica, num_blocks)
+            or padded > replica.max_batch_tokens
+            or replica.num_holding == replica.max_seqs
+            or batch.num_entries == replica.micro_seqs
+        ):
+            break
+        longest = max(longest, prefill)
+        add_prefill(sim, k, slot, admit(sim, k, num_blocks), prefill)
+    if batch.num_entries > 0 or replica.num_running == 0:
+        return
+
+    if replica.is_unsorted:
+        sort_by_arrival(sim, sim.running[k], 0, replica.num_running)
+        replica.is_unsorted = 0
+    num_new_blocks = blocks_next_step(sim, k)
+    if can_step_lazily(sim, k, num_new_blocks):
+        add_all_decodes(sim, k, slot, num_new_blocks)
+        return
+    batch.is_lazy = 0
+    position = 0
+    stop = replica.num_running
+    while position < stop and batch.num_entries < replica.micro_seqs:
+        i = sim.running[k, position]
+        position += 1
+        new_stop = grow_or_evict(sim, k, i, position, stop)
+        if new_stop >= 0:
+            stop = new_stop
+            add_decode(sim, k, slot, i)
+        else:
+            stop = position
+    keep_running(sim, k, position, stop)
+
+
+@njit
+def form_sarathi(sim, k, slot):  # type: ignore[no-untyped-def]
+    replica = sim.replicas[k]
+    batch = sim.batches[k, slot]
+    partial = sim.scratch
+    num_partial = 0
+    num_new_blocks = blocks_next_step(sim, k)
+    if replica.num_running == 0 or can_step_lazily(sim, k, num_new_blocks):
+        rest_from = 0
+        rest_to = 0
+        if replica.num_partial > 0:
+            num_partial = take_partials(sim, k)
+        if batch.is_lazy:
+            add_all_decodes(sim, k, slot, num_new_blocks)
+    else:
+        batch.is_lazy = 0
+        position = 0
+        stop = replica.num_running
+        while position < stop and batch.num_entries < replica.micro_seqs:
+            i = sim.running[k, position]
+            position += 1
+            if not sim.requests[i].is_decoding:
+                partial[num_partial] = i
+                num_partial += 1
+                replica.num_partial -= 1
+                continue
+            new_stop = grow_or_evict(sim, k, i, position, stop)
+            if new_stop >= 0:
+                stop = new_stop
+                add_decode(sim, k, slot, i)
+            else:
+                stop = position
+        rest_from = position
+        rest_to = stop
+
+    num_tokens = batch.num_decodes
+    num_skipped = 0
+    for index in range(num_partial):
+        i = partial[index]
+        request = sim.requests[i]
+        chunk = max(0, min(request.prefill - request.processed, replica.chunk_tokens - num_tokens))
+        if chunk == 0:
+            partial[num_skipped] = i
+            num_skipped += 1
+        else:
+            num_tokens += chunk
+            add_prefill(sim, k, slot, i, chunk)
+    replica.num_partial += num_skipped
+    if batch.is_lazy:
+        put_in_front(sim, k, num_skipped)
+    else:
+        for position in range(rest_from, rest_to):
+            partial[num_skipped + position - rest_from] = sim.running[k, position]
+        replica.num_running = num_skipped + rest_to - rest_from
+        sort_by_arrival(sim, partial, 0, replica.num_running)
+        sim.running[k, : replica.num_running] = partial[: replica.num_running]
+        find_first_partial(sim, k)
+
+    while replica.num_waiting > 0:
+        prefill = sim.requests[replica.waiting_head].prefill
+        chunk = min(prefill, replica.chunk_tokens - num_tokens)
+        num_blocks = blocks_for(prefill, replica.block_size)
+        if (
+            replica.num_holding == replica.max_seqs
+            or num_sequences(batch) == replica.micro_seqs
+            or not has_room_for_prompt(replica, num_blocks)
+            or chunk <= 0
+        ):
+            break
+        num_tokens += chunk
+        add_prefill(sim, k, slot, admit(sim, k, num_blocks), chunk)
+
+
+@njit
+def take_partials(sim, k):  # type: ignore[no-untyped-def]
+    """Move the partly prefilled requests from the running list to `scratch`, order kept."""
+    replica = sim.replicas[k]
+    num_taken = 0
+    kept = replica.first_partial
+    for position in range(replica.first_partial, replica.num_running):
+        i = sim.running[k, position]
+        if sim.requests[i].is_decoding:
+            sim.running[k, kept] = i
+            kept += 1
+        else:
+            sim.scratch[num_taken] = i
+            num_taken += 1
+    replica.num_running = kept
+    replica.num_partial = 0
+    replica.first_partial = kept
+    return num_taken
+
+
+@njit
+def put_in_front(sim, k, num_skipped):  # type: ignore[no-untyped-def]
+    """Vidur's sarathi: chunks that got no budget come before everything that ran."""
+    if num_skipped == 0:
+        return
+    replica = sim.replicas[k]
+    sort_by_arrival(sim, sim.scratch, 0, num_skipped)
+    for position in range(replica.num_running - 1, -1, -1):
+        sim.running[k, position + num_skipped] = sim.running[k, position]
+    sim.running[k, :num_skipped] = sim.scratch[:num_skipped]
+    replica.num_running += num_skipped
+    replica.first_partial = 0
+
+
+@njit
+def form_orca(sim, k, slot):  # type: ignore[no-untyped-def]
+    replica = sim.replicas[k]
+    batch = sim.batches[k, slot]
+    if batch.is_lazy:
+        add_all_decodes(sim, k, slot, 0)
+    else:
+        position = 0
+        while position < replica.num_running and batch.num_entries < replica.micro_seqs:
+            add_decode(sim, k, slot, sim.running[k, position])
+            position += 1
+        keep_running(sim, k, position, replica.num_running)
+    while (
+        replica.num_waiting > 0
+        and num_sequences(batch) < replica.micro_seqs
+        and replica.num_blocks - replica.used_blocks >= replica.blocks_per_seq
+    ):
+        prefill = sim.requests[replica.waiting_head].prefill
+        add_prefill(sim, k, slot, admit(sim, k, replica.blocks_per_seq), prefill)
+
+
+@njit
+def chunk_of(replica, request, budget):  # type: ignore[no-untyped-def]
+    """Prompt tokens vLLM would run now."""
+    wanted = request.prefill - request.processed
+    if 0 < replica.long_prefill_tokens < wanted:
+        wanted = replica.long_prefill_tokens
+    return min(wanted, budget)
+
+
+@njit
+def form_vllm_v1(sim, k, slot):  # type: ignore[no-untyped-def]
+    replica = sim.replicas[k]
+    batch = sim.batches[k, slot]
+    num_preemptions = sim.cluster[0].num_preemptions
+    budget = run_lazily_v1(sim, k, slot) if batch.is_lazy else -1
+    if budget < 0:
+        batch.is_lazy = 0
+        budget = run_exactly_v1(sim, k, slot)
+    if sim.cluster[0].num_preemptions > num_preemptions:
+        return
+    while replica.num_waiting > 0 and budget > 0 and replica.num_running < replica.max_seqs:
+        request = sim.requests[replica.waiting_head]
+        watermark = replica.watermark_blocks if replica.num_running > 0 else 0
+        # The whole prompt must fit, though only the first chunk is allocated.
+        full = blocks_for(request.prefill, replica.block_size)
+        if full + watermark > replica.num_blocks - replica.used_blocks:
+            break
+        chunk = chunk_of(replica, request, budget)
+        budget -= chunk
+        i = admit(sim, k, blocks_for(chunk, replica.block_size))
+        append_running(sim, k, i)
+        add_prefill(sim, k, slot, i, chunk)
+        sim.requests[i].is_in_flight = 1
+
+
+@njit
+def run_lazily_v1(sim, k, slot):  # type: ignore[no-untyped-def]
+    """Schedule all running requests at once; returns the budget left, or -1 if someone would be left out."""
+    replica = sim.replicas[k]
+    budget = replica.max_batch_tokens - replica.first_partial
+    if budget < 0:
+        return -1
+    num_new_blocks = blocks_next_step(sim, k)
+    for position in range(replica.first_partial, replica.num_running):
+        request = sim.requests[sim.running[k, position]]
+        if request.is_decoding:
+            if budget == 0:
+                return -1
+            budget -= 1
+        else:
+            chunk = chunk_of(replica, request, budget)
+            budget -= chunk
+            num_new_blocks += blocks_for(request.processed + chunk, replica.block_size)
+            num_new_blocks -= blocks_for(request.processed, replica.block_size)
+    if num_new_blocks > replica.num_blocks - replica.used_blocks:
+        return -1
+
+    left = replica.max_batch_tokens - replica.first_partial
+    for position in range(replica.first_partial, replica.num_running):
+        i = sim.running[k, position]
+        if sim.requests[i].is_decoding:
+            left -= 1
+        else:
+            chunk = chunk_of(replica, sim.requests[i], left)
+            left -= chunk
+            if chunk > 0:
+                add_prefill(sim, k, slot, i, chunk)
+    add_all_decodes(sim, k, slot, num_new_blocks)
+    return budget
+
+
+@njit
+def last_evictable(sim, k):  # type: ignore[no-untyped-def]
+    """Position of the latest running request that no batch in flight needs, or -1."""
+    position = sim.replicas[k].num_running - 1
+    while position >= 0 and sim.requests[sim.running[k, position]].is_in_flight:
+        position -= 1
+    return position
+
+
+@njit
+def run_exactly_v1(sim, k, slot):  # type: ignore[no-untyped-def]
+    """Walk the running list as vLLM does, preempting from its end; returns the budget left."""
+    replica = sim.replicas[k]
+    budget = replica.max_batch_tokens
+    position = 0
+    while position < replica.num_running and budget > 0:
+        i = sim.running[k, position]
+        request = sim.requests[i]
+        if request.is_in_flight:
+            position += 1
+            continue
+        if request.is_decoding:
+            chunk = 1
+            num_new_blocks = 1 if (num_processed(sim, k, i) - 1) % replica.block_size == 0 else 0
+        else:
+            chunk = chunk_of(replica, request, budget)
+            num_new_blocks = blocks_for(request.processed + chunk, replica.block_size)
+            num_new_blocks -= blocks_for(request.processed, replica.block_size)
+        last = replica.num_running
+        while num_new_blocks > replica.num_blocks - replica.used_blocks and last > position:
+            last = last_evictable(sim, k)
+            if last >= 0:
+                evict(sim, k, sim.running[k, last])
+                for later in range(last + 1, replica.num_running):
+                    sim.running[k, later - 1] = sim.running[k, later]
+                replica.num_running -= 1
+        if last <= position:  # it was the latest itself
+            break
+        replica.used_blocks += num_new_blocks
+        if request.is_decoding:
+            add_decode(sim, k, slot, i)
+        else:
+            add_prefill(sim, k, slot, i, chunk)
+        request.is_in_flight = 1
+        budget -= chunk
+        position += 1
+    find_first_partial(sim, k)
+    return budget

@@ -1,0 +1,158 @@
+"""The one entry: from the `workload:` section and a seed to the requests of a run.
+
+Arrivals, bursts, lengths and sessions draw from streams of their own, so that another rate keeps the lengths.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.random import SeedSequence
+from numpy.typing import NDArray
+
+from pointsman.errors import InputError, PointsmanWarning
+from pointsman.workload.arrivals import ArrivalSeeds, arrival_times, think_times
+from pointsman.workload.lengths import draw_lengths
+from pointsman.workload.readers import read_trace
+from pointsman.workload.replay import replay
+from pointsman.workload.sessions import draw_sessions
+from pointsman.workload.spec import (
+    ClosedArrivals,
+    Rated,
+    TraceArrivals,
+    TraceFile,
+    TraceLengths,
+    TraceReplay,
+    WorkloadSpec,
+)
+from pointsman.workload.workload import NO_SESSION, Workload, clip_tokens
+
+DEFAULT_NUM_REQUESTS = 20_000
+Capacity = Callable[[], float]
+
+
+def build_workload(
+    spec: WorkloadSpec, seed: int, capacity_rps: Capacity | None = None, base_dir: Path | None = None
+) -> Workload:
+    """Same spec, seed and capacity: same bytes.
+
+    `capacity_rps` gives the requests/s the cluster can serve; it is called only where the workload is given
+    as a load. Relative trace paths start at `base_dir`.
+    """
+    if spec.trace is not None:
+        workload = _replayed(spec, spec.trace, capacity_rps, base_dir)
+        if spec.max_tokens is not None:
+            clip_tokens(workload.num_prefill_tokens, workload.num_decode_tokens, spec.max_tokens)
+        return workload
+    seeds = _Seeds(seed)
+    times, think_s = _times(spec, capacity_rps, base_dir, seeds)
+    num_requests = len(times)
+    prefill, decode = _lengths(spec, num_requests, seeds, base_dir)
+    return Workload(
+        arrived_at=times,
+        num_prefill_tokens=prefill,
+        num_decode_tokens=decode,
+        session=_sessions(spec, times, seeds),
+        request_id=np.arange(num_requests),
+        num_users=spec.arrivals.users if isinstance(spec.arrivals, ClosedArrivals) else 0,
+        think_s=think_s,
+    )
+
+
+def sample_lengths(
+    spec: WorkloadSpec, num_requests: int, seed: int, base_dir: Path | None = None
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Prompt and output lengths [N] alone, as a search for the capacity needs them.
+
+    For a synthetic workload they are those of `build_workload`; rows of a trace are drawn with replacement.
+    """
+    return _lengths(spec, num_requests, _Seeds(seed), base_dir)
+
+
+class _Seeds:
+    def __init__(self, seed: int) -> None:
+        gaps, states, self.lengths, self.sessions = SeedSequence(seed).spawn(4)
+        self.arrivals = ArrivalSeeds(gaps, states)
+
+
+def _replayed(
+    spec: WorkloadSpec, trace: TraceReplay, capacity_rps: Capacity | None, base_dir: Path | None
+) -> Workload:
+    requests = read_trace(trace, base_dir, lifts_zeros=spec.max_tokens is not None)
+    rate_rps = None
+    if trace.load is not None or trace.rate is not None:
+        rate_rps = _rate_rps(trace, 1.0, True, capacity_rps)
+    workload = replay(requests, trace, rate_rps, spec.requests, spec.duration_s)
+    if spec.requests is not None and spec.duration_s is None and len(workload) < spec.requests:
+        text = f"workload.requests = {spec.requests}: {trace.path} gives {len(workload)}; repeat: 0 loops it"
+        warnings.warn(PointsmanWarning(text), stacklevel=3)
+    return workload
+
+
+def _times(
+    spec: WorkloadSpec, capacity_rps: Capacity | None, base_dir: Path | None, seeds: _Seeds
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Arrival times, and the pauses of a closed loop (else empty)."""
+    num_requests = spec.requests
+    if num_requests is None and spec.duration_s is None:
+        num_requests = DEFAULT_NUM_REQUESTS
+    match spec.arrivals:
+        case ClosedArrivals() as closed:
+            assert num_requests is not None
+            return np.zeros(num_requests), think_times(closed.think_s, num_requests, seeds.arrivals)
+        case TraceArrivals() as trace:
+            return _replayed(spec, trace, capacity_rps, base_dir).arrived_at, np.empty(0)
+        case Rated() as rated:
+            is_bounded = spec.requests is not None or spec.duration_s is not None
+            rate_rps = _rate_rps(rated, rated.peak_share, is_bounded, capacity_rps)
+            times = arrival_times(rated, rate_rps, num_requests, spec.duration_s, seeds.arrivals)
+            return times, np.empty(0)
+        case None:
+            raise AssertionError("the spec has a trace or arrivals")
+
+
+def _rate_rps(
+    spec: Rated | TraceReplay, peak_share: float, is_bounded: bool, capacity_rps: Capacity | None
+) -> float:
+    if spec.rate is not None:
+        return spec.rate
+    assert spec.load is not None
+    where = "workload.trace.load" if isinstance(spec, TraceReplay) else "workload.arrivals.load"
+    if spec.load * peak_share > 1.0:
+        if not is_bounded:
+            remedy = "set workload.requests or workload.duration_s"
+            raise InputError(where, spec.load, "a load above capacity with no end", remedy)
+        text = f"{where} = {spec.load:g}: above capacity, queues grow until the last arrival"
+        warnings.warn(PointsmanWarning(text), stacklevel=4)
+    if capacity_rps is None:
+        remedy = "give rate in requests/s"
+        raise InputError(where, spec.load, "the capacity of the cluster is not known here", remedy)
+    return spec.load * capacity_rps()
+
+
+def _lengths(
+    spec: WorkloadSpec, num_requests: int, seeds: _Seeds, base_dir: Path | None
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def read(file: TraceFile) -> Workload:
+        return read_trace(file, base_dir, needs_times=False, lifts_zeros=spec.max_tokens is not None)
+
+    lengths = spec.lengths
+    if spec.trace is not None:
+        shared = spec.trace.model_dump(include=set(TraceFile.model_fields))
+        lengths = TraceLengths(**shared)
+    assert lengths is not None
+    prefill, decode = draw_lengths(lengths, num_requests, np.random.default_rng(seeds.lengths), read)
+    if spec.max_tokens is not None:
+        clip_tokens(prefill, decode, spec.max_tokens)
+    return prefill, decode
+
+
+def _sessions(spec: WorkloadSpec, times: NDArray[np.float64], seeds: _Seeds) -> NDArray[np.int32]:
+    if spec.sessions is None:
+        return np.full(len(times), NO_SESSION, dtype=np.int32)
+    rate_rps = len(times) / max(float(times[-1]), 1e-9)
+    num_active = max(1, min(round(rate_rps * spec.session_gap_s), len(times)))
+    return draw_sessions(len(times), spec.sessions, num_active, np.random.default_rng(seeds.sessions))

@@ -1,0 +1,192 @@
+"""From a file to a table of raw values: CSV, JSONL or Parquet, plain or gzip, recognised by their content.
+
+Values of text files stay text here: the numbers are made later, where an error can name line and value.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import polars as pl
+
+from pointsman.errors import InputError
+
+LINE = "#line"
+_READABLE = "give a CSV, JSONL or Parquet file, plain or gzip"
+# Optional keys (a session) may be absent from the first line of a JSONL file.
+_NUM_LINES_FOR_KEYS = 100
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """Columns of a file, and in column `LINE` where each row stands in it. Never empty."""
+
+    path: Path
+    frame: pl.DataFrame
+    line_name: Literal["line", "row"]
+
+    def reject(self, column: str, is_bad: pl.Series, problem: str, remedy: str) -> None:
+        """Raise for the first row marked in `is_bad`, if any."""
+        row = is_bad.arg_max()
+        if row is None or not is_bad[row]:
+            return
+        place = f"{self.path} {self.line_name} {self.frame[LINE][row]}, column {column}"
+        raise InputError(place, self.frame[column][row], problem, remedy)
+
+
+@dataclass(frozen=True)
+class TraceSource:
+    """An opened file: its column names, and a way to load some of them."""
+
+    path: Path
+    columns: list[str]
+    load: Callable[[list[str]], RawTable]
+
+
+def open_source(path: Path) -> TraceSource:
+    data = _read_bytes(path)
+    if not data.strip():
+        raise _file_error(path, "the file is empty", _READABLE)
+    if data.startswith(b"PAR1"):
+        return _parquet_source(path, data)
+    if b"\0" in data or not _is_utf8(data):
+        raise _file_error(path, "neither text nor Parquet", _READABLE)
+    if data.lstrip().startswith((b"{", b"[")):
+        return _jsonl_source(path, data)
+    return _csv_source(path, data)
+
+
+def _file_error(path: Path, problem: str, remedy: str) -> InputError:
+    return InputError("trace file", str(path), problem, remedy)
+
+
+def _read_bytes(path: Path) -> bytes:
+    if path.is_dir():
+        raise _file_error(path, "a directory", "give the file in it")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise _file_error(path, "no such file", "check the path") from None
+    except OSError as error:
+        raise _file_error(
+            path, f"cannot be read ({error.strerror})", "check the path and its rights"
+        ) from None
+    if not data.startswith(b"\x1f\x8b"):
+        return data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return gzip.decompress(data).removeprefix(b"\xef\xbb\xbf")
+    except (EOFError, OSError, zlib.error):
+        raise _file_error(path, "a damaged or truncated gzip file", "copy or download it again") from None
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _csv_source(path: Path, data: bytes) -> TraceSource:
+    def load(columns: list[str]) -> RawTable:
+        try:
+            frame = pl.read_csv(io.BytesIO(data), columns=columns, infer_schema=False)
+        except pl.exceptions.PolarsError as error:
+            _reject_csv(path, data, error)
+        return _table(path, frame.with_row_index(LINE, offset=2), "line")
+
+    try:
+        columns = pl.read_csv(io.BytesIO(data), n_rows=0, infer_schema=False).columns
+    except pl.exceptions.PolarsError as error:
+        _reject_csv(path, data, error)
+    return TraceSource(path, columns, load)
+
+
+def _reject_csv(path: Path, data: bytes, error: pl.exceptions.PolarsError) -> NoReturn:
+    """Polars doesn't say which line is wrong; look for it."""
+    rows = csv.reader(io.StringIO(data.decode("utf-8")))
+    try:
+        num_fields = len(next(rows))
+        for row in rows:
+            if len(row) > num_fields:
+                problem = f"{len(row)} fields, but the header has {num_fields}"
+                raise InputError(f"{path} line {rows.line_num}", ",".join(row), problem, "correct the line")
+    except csv.Error:
+        pass
+    problem = str(error).partition("\n")[0]
+    raise _file_error(path, f"cannot be parsed as CSV ({problem})", "check its quotes and commas")
+
+
+def _jsonl_source(path: Path, data: bytes) -> TraceSource:
+    def load(columns: list[str]) -> RawTable:
+        texts: dict[str, list[str | None]] = {column: [] for column in columns}
+        lines = []
+        for line, record in _json_records(path, data):
+            lines.append(line)
+            for column, values in texts.items():
+                values.append(_as_text(record.get(column)))
+        frame = pl.DataFrame({LINE: lines, **texts}, schema_overrides=dict.fromkeys(columns, pl.String))
+        return _table(path, frame, "line")
+
+    keys: dict[str, None] = {}
+    for (_, record), _ in zip(_json_records(path, data), range(_NUM_LINES_FOR_KEYS), strict=False):
+        keys.update(dict.fromkeys(record))
+    return TraceSource(path, list(keys), load)
+
+
+def _json_records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in enumerate(io.BytesIO(data), start=1):
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            shown = text.decode("utf-8").strip()
+            raise InputError(
+                f"{path} line {line}", shown, "not a JSON object", "write one JSON object per line"
+            )
+        yield line, record
+
+
+def _as_text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return repr(value) if is_number else json.dumps(value)
+
+
+def _parquet_source(path: Path, data: bytes) -> TraceSource:
+    def load(columns: list[str]) -> RawTable:
+        try:
+            frame = pl.read_parquet(io.BytesIO(data), columns=columns)
+        except pl.exceptions.PolarsError:
+            raise _damaged_parquet(path) from None
+        return _table(path, frame.with_row_index(LINE, offset=1), "row")
+
+    try:
+        columns = list(pl.read_parquet_schema(io.BytesIO(data)))
+    except pl.exceptions.PolarsError:
+        raise _damaged_parquet(path) from None
+    return TraceSource(path, columns, load)
+
+
+def _damaged_parquet(path: Path) -> InputError:
+    return _file_error(path, "a damaged or truncated Parquet file", "copy or download it again")
+
+
+def _table(path: Path, frame: pl.DataFrame, line_name: Literal["line", "row"]) -> RawTable:
+    is_blank = pl.all_horizontal(pl.exclude(LINE).is_null())
+    frame = frame.filter(~is_blank)
+    if frame.is_empty():
+        raise _file_error(path, "a header but no requests", "give a file with at least one request")
+    return RawTable(path, frame, line_name)

@@ -1,0 +1,95 @@
+"""A trace on another time axis: stretched to a rate, cut, or repeated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.errors import InputError
+from pointsman.workload.spec import MAX_REQUESTS, TraceReplay
+from pointsman.workload.workload import Workload
+
+
+def replay(
+    trace: Workload,
+    spec: TraceReplay,
+    rate_rps: float | None,
+    num_requests: int | None,
+    duration_s: float | None,
+) -> Workload:
+    """The requests of `trace` as `spec` wants them; `rate_rps` is None where its own times are kept."""
+    num_rows = int(trace.request_id.max()) + 1
+    if num_requests is not None:
+        trace = take(trace, slice(num_requests))
+    if rate_rps is not None:
+        trace = replace(trace, arrived_at=trace.arrived_at * (_own_rate_rps(trace, spec) / rate_rps))
+    num_passes = _num_passes(trace, spec, num_requests, duration_s)
+    if num_passes > 1:
+        trace = _repeat(trace, num_passes, num_rows)
+    end = len(trace) if duration_s is None else np.searchsorted(trace.arrived_at, duration_s, side="right")
+    if end == 0:
+        remedy = f"the first request of {spec.path} arrives at {trace.arrived_at[0]:g} s: make it longer"
+        raise InputError("workload.duration_s", duration_s, "no request arrives in this time", remedy)
+    return take(trace, slice(min(int(end), num_requests or len(trace))))
+
+
+def take(trace: Workload, rows: slice | NDArray[np.intp]) -> Workload:
+    return Workload(
+        trace.arrived_at[rows],
+        trace.num_prefill_tokens[rows],
+        trace.num_decode_tokens[rows],
+        trace.session[rows],
+        trace.request_id[rows],
+    )
+
+
+def _own_rate_rps(trace: Workload, spec: TraceReplay) -> float:
+    span_s = float(trace.arrived_at[-1] - trace.arrived_at[0])
+    if span_s == 0.0:
+        problem = f"all {len(trace)} requests arrive at the same time, so there is no rate to change"
+        raise InputError(
+            "workload.trace", spec.path, problem, "leave out load and rate, or use another trace"
+        )
+    return (len(trace) - 1) / span_s
+
+
+def _period_s(trace: Workload) -> float:
+    """From one pass to the next: the span and one mean gap, which keeps the rate."""
+    span_s = float(trace.arrived_at[-1] - trace.arrived_at[0])
+    return span_s * len(trace) / max(len(trace) - 1, 1)
+
+
+def _num_passes(
+    trace: Workload, spec: TraceReplay, num_requests: int | None, duration_s: float | None
+) -> int:
+    num_passes = spec.repeat or MAX_REQUESTS
+    if num_requests is not None:
+        num_passes = min(num_passes, math.ceil(num_requests / len(trace)))
+    period_s = _period_s(trace)
+    if duration_s is not None and period_s > 0.0:
+        num_passes = min(
+            num_passes, max(math.ceil((duration_s - float(trace.arrived_at[0])) / period_s), 0) + 1
+        )
+    if num_passes * len(trace) > MAX_REQUESTS:
+        problem = f"{num_passes} passes over {len(trace)} requests are more than {MAX_REQUESTS} requests"
+        raise InputError(
+            "workload.trace.repeat", spec.repeat, problem, "set workload.requests or fewer passes"
+        )
+    return num_passes
+
+
+def _repeat(trace: Workload, num_passes: int, num_rows: int) -> Workload:
+    pass_of = np.repeat(np.arange(num_passes), len(trace))
+    session = np.tile(trace.session, num_passes)
+    num_sessions = int(trace.session.max()) + 1
+    session += np.where(session >= 0, pass_of * num_sessions, 0).astype(np.int32)
+    return Workload(
+        np.tile(trace.arrived_at, num_passes) + pass_of * _period_s(trace),
+        np.tile(trace.num_prefill_tokens, num_passes),
+        np.tile(trace.num_decode_tokens, num_passes),
+        session,
+        np.tile(trace.request_id, num_passes) + pass_of * num_rows,
+    )
