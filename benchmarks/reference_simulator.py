@@ -375,8 +375,10 @@ class VllmV1Scheduler:
     ) -> None:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
-        # No chunk is larger than this.
-        self.max_chunk = long_prefill_token_threshold or max_num_batched_tokens
+        if long_prefill_token_threshold > 0:
+            self.max_chunk = long_prefill_token_threshold
+        else:
+            self.max_chunk = max_num_batched_tokens
 
     def next_batch(self, replica: Replica) -> Batch | None:
         requests: list[Request] = []

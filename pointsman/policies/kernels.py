@@ -6,10 +6,7 @@ lowest wins, ties at random with the run's seed; adding one means adding a kind 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from numba import njit
-from numpy.typing import NDArray
+import numpy as np
 
 from pointsman.signals import (
     ACCEPTING,
@@ -27,6 +24,9 @@ from pointsman.signals import (
     WEIGHT,
 )
 from pointsman.simulator.book import derive_signals
+from pointsman.simulator.jit import kernel
+from pointsman.simulator.memory import float_list, float_table
+from pointsman.simulator.state import request_at
 
 (
     EXTERNAL,
@@ -45,44 +45,47 @@ from pointsman.simulator.book import derive_signals
 ) = range(13)
 
 
-class PolicyTables(NamedTuple):
-    """A heuristic as the kernel wants it."""
+# A heuristic as the kernel wants it.
+POLICY = np.dtype(
+    [
+        ("kind", "i8"),
+        ("reads_derived", "i8"),
+        ("kv_limit", "f8"),  # hold-until-room: share of the KV memory that may be booked
+        ("prefill_limit", "f8"),  # hold-until-room: prompt tokens that may wait on a replica
+        ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score
+    ],
+    align=True,
+)
 
-    kind: int
-    weights: NDArray[Any]  # [NUM_SIGNALS], linear-score
-    reads_derived: bool
-    kv_limit: float  # hold-until-room: share of the KV memory that may be booked
-    prefill_limit: float  # hold-until-room: prompt tokens that may wait on a replica
 
-
-@njit
-def next_random(cluster):  # type: ignore[no-untyped-def]
+@kernel
+def next_random(sim):  # type: ignore[no-untyped-def]
     """xorshift32, in integers that behave alike in Python and in machine code."""
-    x = cluster.rng
+    x = sim.rng
     x ^= (x << 13) & 0xFFFFFFFF
     x ^= x >> 17
     x ^= (x << 5) & 0xFFFFFFFF
-    cluster.rng = x
+    sim.rng = x
     return x
 
 
-@njit
+@kernel
 def can_take(sim, k, size):  # type: ignore[no-untyped-def]
-    return sim.signals[ACCEPTING, k] > 0.0 and size <= sim.signals[KV_CAPACITY_TOKENS, k]
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    return signals[ACCEPTING, k] > 0.0 and size <= signals[KV_CAPACITY_TOKENS, k]
 
 
-@njit
+@kernel
 def choose(sim, policy):  # type: ignore[no-untyped-def]
     """The action for the oldest queued request; 0 if no replica may take it."""
-    cluster = sim.cluster[0]
-    request = sim.requests[cluster.queue_head]
+    request = request_at(sim.requests, sim.queue_head)
     size = request.num_prefill + request.num_decode
     kind = policy.kind
     if kind == RANDOM:
-        return nth_from(sim, next_random(cluster) % cluster.num_replicas, size) + 1
+        return nth_from(sim, next_random(sim) % sim.num_replicas, size) + 1
     if kind == ROUND_ROBIN:
-        k = nth_from(sim, cluster.round_robin % cluster.num_replicas, size)
-        cluster.round_robin = k + 1
+        k = nth_from(sim, sim.round_robin % sim.num_replicas, size)
+        sim.round_robin = k + 1
         return k + 1
     if kind == WEIGHTED_ROUND_ROBIN:
         return smooth_round_robin(sim, size) + 1
@@ -92,7 +95,7 @@ def choose(sim, policy):  # type: ignore[no-untyped-def]
         return by_session(sim, request.session, size) + 1
     if kind == HOLD_UNTIL_ROOM:
         k = lowest(sim, policy, size, request.num_prefill, True)
-        is_overdue = cluster.now - request.arrived_at >= cluster.max_hold_s
+        is_overdue = sim.now - request.arrived_at >= sim.max_hold_s
         if k >= 0 or not is_overdue:
             return k + 1
     if policy.reads_derived:
@@ -100,29 +103,29 @@ def choose(sim, policy):  # type: ignore[no-untyped-def]
     return lowest(sim, policy, size, request.num_prefill, False) + 1
 
 
-@njit
+@kernel
 def lowest(sim, policy, size, num_prefill, needs_room):  # type: ignore[no-untyped-def]
     """The replica with the lowest score, or -1 if none may take the request."""
-    cluster = sim.cluster[0]
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     best = -1
     best_score = 0.0
     num_ties = 0
-    for k in range(cluster.num_replicas):
+    for k in range(sim.num_replicas):
         if not can_take(sim, k, size) or (needs_room and not has_room(sim, policy, k, num_prefill)):
             continue
-        value = score(sim.signals, policy, k, num_prefill)
+        value = score(signals, policy, k, num_prefill)
         if best < 0 or value < best_score:
             best = k
             best_score = value
             num_ties = 1
         elif value == best_score and policy.kind != VIDUR_LOR:
             num_ties += 1
-            if next_random(cluster) % num_ties == 0:
+            if next_random(sim) % num_ties == 0:
                 best = k
     return best
 
 
-@njit
+@kernel
 def score(signals, policy, k, num_prefill):  # type: ignore[no-untyped-def]
     kind = policy.kind
     if kind == VIDUR_LOR:
@@ -136,28 +139,30 @@ def score(signals, policy, k, num_prefill):  # type: ignore[no-untyped-def]
     if kind == LEAST_KV:
         return signals[SCRAPED_KV_USE, k]
     if kind == LINEAR_SCORE:
+        weights = float_list(policy.weights, NUM_SIGNALS)
         total = 0.0
         for row in range(NUM_SIGNALS):
-            if policy.weights[row] != 0.0:
-                total += policy.weights[row] * signals[row, k]
+            if weights[row] != 0.0:
+                total += weights[row] * signals[row, k]
         return total
     return signals[OUTSTANDING, k]
 
 
-@njit
+@kernel
 def has_room(sim, policy, k, num_prefill):  # type: ignore[no-untyped-def]
     """Whether the replica would start the request at once, as far as the router can tell."""
-    pending = sim.signals[PENDING_PREFILL_TOKENS, k]
-    booked = sim.signals[CONTEXT_TOKENS, k] + pending + num_prefill
-    is_empty = sim.signals[OUTSTANDING, k] == 0.0
-    fits = booked <= policy.kv_limit * sim.signals[KV_CAPACITY_TOKENS, k]
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    pending = signals[PENDING_PREFILL_TOKENS, k]
+    booked = signals[CONTEXT_TOKENS, k] + pending + num_prefill
+    is_empty = signals[OUTSTANDING, k] == 0.0
+    fits = booked <= policy.kv_limit * signals[KV_CAPACITY_TOKENS, k]
     return is_empty or (fits and pending < policy.prefill_limit)
 
 
-@njit
+@kernel
 def nth_from(sim, start, size):  # type: ignore[no-untyped-def]
     """The first replica from `start` on, in a circle, that may take the request, or -1."""
-    num_replicas = sim.cluster[0].num_replicas
+    num_replicas = sim.num_replicas
     for offset in range(num_replicas):
         k = (start + offset) % num_replicas
         if can_take(sim, k, size):
@@ -165,40 +170,42 @@ def nth_from(sim, start, size):  # type: ignore[no-untyped-def]
     return -1
 
 
-@njit
+@kernel
 def smooth_round_robin(sim, size):  # type: ignore[no-untyped-def]
     """Each replica earns its weight a turn; the richest is served and pays for the round."""
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    credit = float_list(sim.credit, sim.num_replicas)
     best = -1
     total = 0.0
-    for k in range(sim.cluster[0].num_replicas):
+    for k in range(sim.num_replicas):
         if can_take(sim, k, size):
-            sim.credit[k] += sim.signals[WEIGHT, k]
-            total += sim.signals[WEIGHT, k]
-            if best < 0 or sim.credit[k] > sim.credit[best]:
+            credit[k] += signals[WEIGHT, k]
+            total += signals[WEIGHT, k]
+            if best < 0 or credit[k] > credit[best]:
                 best = k
     if best >= 0:
-        sim.credit[best] -= total
+        credit[best] -= total
     return best
 
 
-@njit
+@kernel
 def less_of_two(sim, size):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    first = nth_from(sim, next_random(cluster) % cluster.num_replicas, size)
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    first = nth_from(sim, next_random(sim) % sim.num_replicas, size)
     if first < 0:
         return -1
     # Any but the first: the circle starts behind it.
-    offset = next_random(cluster) % max(1, cluster.num_replicas - 1)
-    second = nth_from(sim, (first + 1 + offset) % cluster.num_replicas, size)
-    return second if sim.signals[OUTSTANDING, second] < sim.signals[OUTSTANDING, first] else first
+    offset = next_random(sim) % max(1, sim.num_replicas - 1)
+    second = nth_from(sim, (first + 1 + offset) % sim.num_replicas, size)
+    return second if signals[OUTSTANDING, second] < signals[OUTSTANDING, first] else first
 
 
-@njit
+@kernel
 def by_session(sim, session, size):  # type: ignore[no-untyped-def]
     """Rendezvous hashing: a session stays where it is unless its own replica goes away."""
     best = -1
     best_hash = -1
-    for k in range(sim.cluster[0].num_replicas):
+    for k in range(sim.num_replicas):
         if can_take(sim, k, size):
             value = mix(session * 65_537 + k * 257 + 1)
             if value > best_hash:
@@ -207,7 +214,7 @@ def by_session(sim, session, size):  # type: ignore[no-untyped-def]
     return best
 
 
-@njit
+@kernel
 def mix(x):  # type: ignore[no-untyped-def]
     """A 31-bit hash in products that stay below 2^63."""
     x &= 0x7FFFFFFF

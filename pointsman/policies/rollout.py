@@ -6,25 +6,25 @@ from pointsman.policies.kernels import EXTERNAL, choose
 from pointsman.simulator.dispatch import act
 from pointsman.simulator.jit import entry_point
 from pointsman.simulator.loop import advance
-from pointsman.simulator.state import DECISION, DONE, READY, view
+from pointsman.simulator.state import DECISION, DONE, READY
 
 
 @entry_point
-def run(batch, first, last, policy, actions):  # type: ignore[no-untyped-def]
-    """Advance clusters first..last-1 of the batch, each on its own.
+def run(clusters, policies, actions, first, last):  # type: ignore[no-untyped-def]
+    """Advance clusters first..last-1, each on its own.
 
-    policy: a heuristic that decides inside the kernel, or EXTERNAL: then each cluster that waits for a
-    decision first carries out actions[i], and runs on until the next one.
+    clusters: [N] SIM; policies: [N] POLICY; actions: [N]. A heuristic decides inside the kernel; with the
+    policy EXTERNAL a cluster that waits for a decision carries out actions[i] and runs on to the next one.
     """
     for i in range(first, last):
-        sim = view(batch, i)
-        cluster = sim.cluster[0]
-        if cluster.status == DECISION:
+        sim = clusters[i]
+        policy = policies[i]
+        if sim.status == DECISION:
             act(sim, actions[i])
-        if cluster.status != DONE:
-            cluster.status = READY
-        while cluster.status == READY:
+        if sim.status != DONE:
+            sim.status = READY
+        while sim.status == READY:
             advance(sim)
-            if cluster.status == DECISION and policy.kind != EXTERNAL:
+            if sim.status == DECISION and policy.kind != EXTERNAL:
                 act(sim, choose(sim, policy))
-                cluster.status = READY
+                sim.status = READY

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
-
 from pointsman.signals import (
     ACCEPTING,
     CONTEXT_TOKENS,
@@ -20,6 +18,7 @@ from pointsman.signals import (
     KV_CAPACITY_TOKENS,
     KV_USE,
     MEAN_WAIT_S,
+    NUM_SIGNALS,
     OLDEST_WAIT_S,
     OUTSTANDING,
     PENDING_PREFILL_TOKENS,
@@ -43,7 +42,16 @@ from pointsman.signals import (
     WAITING,
     WORK_S,
 )
-from pointsman.simulator.state import NOBODY, NUM_LENGTH_CLASSES
+from pointsman.simulator.jit import kernel
+from pointsman.simulator.memory import float_list, float_table, int_list
+from pointsman.simulator.state import (
+    NOBODY,
+    NUM_LENGTH_CLASSES,
+    batch_at,
+    entry_at,
+    replica_at,
+    request_at,
+)
 
 FAST = 0.1  # weight of a new observation in the short moving averages
 SLOW = 0.01  # and in the long ones
@@ -52,58 +60,60 @@ RATE_SLOW_WINDOW_S = 10.0
 LEARN_LENGTH = 0.05  # weight of a finished request in the estimate of its length class
 
 
-@njit
+@kernel
 def length_class(num_prefill):  # type: ignore[no-untyped-def]
     return min(NUM_LENGTH_CLASSES - 1, int(math.log2(num_prefill)))
 
 
-@njit
-def integrate_load(cluster):  # type: ignore[no-untyped-def]
+@kernel
+def integrate_load(sim):  # type: ignore[no-untyped-def]
     """Bring the time integrals up to now; call it before the load changes."""
-    elapsed = cluster.now - cluster.load_since
-    cluster.load_since = cluster.now
-    if elapsed > 0.0 and cluster.num_in_system > 0:
-        cluster.in_system_area += cluster.num_in_system * elapsed
-        cluster.imbalance_area += cluster.imbalance_cv * elapsed
-        cluster.busy_span += elapsed
+    elapsed = sim.now - sim.load_since
+    sim.load_since = sim.now
+    if elapsed > 0.0 and sim.num_in_system > 0:
+        sim.in_system_area += sim.num_in_system * elapsed
+        sim.imbalance_area += sim.imbalance_cv * elapsed
+        sim.busy_span += elapsed
 
 
-@njit
+@kernel
 def change_outstanding(sim, k, change):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    integrate_load(cluster)
-    before = sim.signals[OUTSTANDING, k]
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    integrate_load(sim)
+    before = signals[OUTSTANDING, k]
     after = before + change
-    sim.signals[OUTSTANDING, k] = after
-    cluster.sum_outstanding += int(change)
-    cluster.sum_squared_outstanding += int(after * after - before * before)
-    total = cluster.sum_outstanding
+    signals[OUTSTANDING, k] = after
+    sim.sum_outstanding += int(change)
+    sim.sum_squared_outstanding += int(after * after - before * before)
+    total = sim.sum_outstanding
     if total > 0:
         # Over the replicas that could have been chosen; one that drains or is gone is not the router's doing.
-        spread = cluster.num_accepting * cluster.sum_squared_outstanding / (total * total) - 1.0
-        cluster.imbalance_cv = math.sqrt(spread) if spread > 0.0 else 0.0
+        spread = sim.num_accepting * sim.sum_squared_outstanding / (total * total) - 1.0
+        sim.imbalance_cv = math.sqrt(spread) if spread > 0.0 else 0.0
     else:
-        cluster.imbalance_cv = 0.0
+        sim.imbalance_cv = 0.0
 
 
-@njit
+@kernel
 def book_sent(sim, k, i):  # type: ignore[no-untyped-def]
-    request = sim.requests[i]
-    signals = sim.signals
-    request.estimate = int(sim.output_estimate[length_class(request.num_prefill)])
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    request = request_at(sim.requests, i)
+    request.estimate = int(
+        float_list(sim.output_estimate, NUM_LENGTH_CLASSES)[length_class(request.num_prefill)]
+    )
     request.is_first_token_seen = 0
     change_outstanding(sim, k, 1.0)
     signals[WAITING, k] += 1.0
     signals[PENDING_PREFILL_TOKENS, k] += request.num_prefill
     signals[EXPECTED_TOKENS, k] += request.estimate
-    signals[SENT_AT_SUM, k] += sim.cluster[0].now
+    signals[SENT_AT_SUM, k] += sim.now
 
 
-@njit
+@kernel
 def book_first_token(sim, k, i):  # type: ignore[no-untyped-def]
-    request = sim.requests[i]
-    signals = sim.signals
-    now = sim.cluster[0].now
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    request = request_at(sim.requests, i)
+    now = sim.now
     request.is_first_token_seen = 1
     signals[WAITING, k] -= 1.0
     signals[DECODING, k] += 1.0
@@ -122,16 +132,16 @@ def book_first_token(sim, k, i):  # type: ignore[no-untyped-def]
         signals[TTFT_SLOW_S, k] += SLOW * (ttft - signals[TTFT_SLOW_S, k])
 
 
-@njit
+@kernel
 def book_tokens(sim, k, num_tokens):  # type: ignore[no-untyped-def]
     """Output tokens that streamed back at the end of one step."""
-    signals = sim.signals
-    replica = sim.replicas[k]
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    replica = replica_at(sim.replicas, k)
     signals[CONTEXT_TOKENS, k] += num_tokens
     signals[GENERATED_TOKENS, k] += num_tokens
-    elapsed = sim.cluster[0].now - replica.rate_since
+    elapsed = sim.now - replica.rate_since
     if elapsed > 0.0:
-        replica.rate_since = sim.cluster[0].now
+        replica.rate_since = sim.now
         rate = num_tokens / elapsed
         signals[TOKEN_RATE, k] += elapsed / (RATE_WINDOW_S + elapsed) * (rate - signals[TOKEN_RATE, k])
         signals[TOKEN_RATE_SLOW, k] += (
@@ -139,9 +149,9 @@ def book_tokens(sim, k, num_tokens):  # type: ignore[no-untyped-def]
         )
 
 
-@njit
+@kernel
 def book_step(sim, k, interval_s):  # type: ignore[no-untyped-def]
-    signals = sim.signals
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     if signals[STEP_SLOW_S, k] == 0.0:
         signals[STEP_S, k] = interval_s
         signals[STEP_SLOW_S, k] = interval_s
@@ -150,24 +160,25 @@ def book_step(sim, k, interval_s):  # type: ignore[no-untyped-def]
         signals[STEP_SLOW_S, k] += SLOW * (interval_s - signals[STEP_SLOW_S, k])
 
 
-@njit
+@kernel
 def book_finished(sim, k, i):  # type: ignore[no-untyped-def]
-    request = sim.requests[i]
-    signals = sim.signals
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    request = request_at(sim.requests, i)
     signals[DECODING, k] -= 1.0
     signals[CONTEXT_TOKENS, k] -= request.num_prefill + request.num_decode
     signals[GENERATED_TOKENS, k] -= request.num_decode
     signals[EXPECTED_TOKENS, k] -= request.estimate
     change_outstanding(sim, k, -1.0)
-    sim.cluster[0].num_in_system -= 1
+    sim.num_in_system -= 1
     cls = length_class(request.num_prefill)
-    sim.output_estimate[cls] += LEARN_LENGTH * (request.num_decode - sim.output_estimate[cls])
+    estimates = float_list(sim.output_estimate, NUM_LENGTH_CLASSES)
+    estimates[cls] += LEARN_LENGTH * (request.num_decode - estimates[cls])
 
 
-@njit
+@kernel
 def book_lost_all(sim, k):  # type: ignore[no-untyped-def]
     """The replica is gone, and everything that was sent to it with it."""
-    signals = sim.signals
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     change_outstanding(sim, k, -signals[OUTSTANDING, k])
     for row in (WAITING, DECODING, PENDING_PREFILL_TOKENS, CONTEXT_TOKENS, EXPECTED_TOKENS):
         signals[row, k] = 0.0
@@ -175,17 +186,17 @@ def book_lost_all(sim, k):  # type: ignore[no-untyped-def]
         signals[row, k] = 0.0
 
 
-@njit
+@kernel
 def set_accepting(sim, k, is_accepting):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    replica = sim.replicas[k]
-    integrate_load(cluster)
-    cluster.num_accepting += is_accepting - replica.is_accepting
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    replica = replica_at(sim.replicas, k)
+    integrate_load(sim)
+    sim.num_accepting += is_accepting - replica.is_accepting
     replica.is_accepting = is_accepting
-    sim.signals[ACCEPTING, k] = float(is_accepting)
+    signals[ACCEPTING, k] = float(is_accepting)
 
 
-@njit
+@kernel
 def update_gauges(replica):  # type: ignore[no-untyped-def]
     """What the server's own metrics say from now on."""
     replica.gauge_running = replica.num_holding
@@ -193,65 +204,71 @@ def update_gauges(replica):  # type: ignore[no-untyped-def]
     replica.gauge_kv_use = replica.used_blocks / replica.num_blocks
 
 
-@njit
-def read_gauges(sim, table, first_row):  # type: ignore[no-untyped-def]
-    for k in range(sim.cluster[0].num_replicas):
-        replica = sim.replicas[k]
-        table[first_row, k] = replica.gauge_running
-        table[first_row + 1, k] = replica.gauge_waiting
-        table[first_row + 2, k] = replica.gauge_kv_use
+@kernel
+def read_gauges(sim):  # type: ignore[no-untyped-def]
+    """A scrape starts; what it reads will reach the router later."""
+    scraped = float_table(sim.scraped, 3, sim.num_replicas)
+    for k in range(sim.num_replicas):
+        replica = replica_at(sim.replicas, k)
+        scraped[0, k] = replica.gauge_running
+        scraped[1, k] = replica.gauge_waiting
+        scraped[2, k] = replica.gauge_kv_use
 
 
-@njit
+@kernel
 def show_scrape(sim, scraped_at):  # type: ignore[no-untyped-def]
-    for k in range(sim.cluster[0].num_replicas):
-        sim.signals[SCRAPED_RUNNING, k] = sim.scraped[0, k]
-        sim.signals[SCRAPED_WAITING, k] = sim.scraped[1, k]
-        sim.signals[SCRAPED_KV_USE, k] = sim.scraped[2, k]
-        sim.signals[SCRAPED_AT, k] = scraped_at
+    scraped = float_table(sim.scraped, 3, sim.num_replicas)
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    for k in range(sim.num_replicas):
+        signals[SCRAPED_RUNNING, k] = scraped[0, k]
+        signals[SCRAPED_WAITING, k] = scraped[1, k]
+        signals[SCRAPED_KV_USE, k] = scraped[2, k]
+        signals[SCRAPED_AT, k] = scraped_at
 
 
-@njit
+@kernel
 def show_oracle(sim):  # type: ignore[no-untyped-def]
     """Oracle mode: the router reads the servers' state of this very instant."""
-    for k in range(sim.cluster[0].num_replicas):
-        replica = sim.replicas[k]
-        sim.signals[SCRAPED_RUNNING, k] = replica.num_holding
-        sim.signals[SCRAPED_WAITING, k] = replica.num_waiting
-        sim.signals[SCRAPED_KV_USE, k] = replica.used_blocks / replica.num_blocks
-        sim.signals[SCRAPED_AT, k] = sim.cluster[0].now
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    for k in range(sim.num_replicas):
+        replica = replica_at(sim.replicas, k)
+        signals[SCRAPED_RUNNING, k] = replica.num_holding
+        signals[SCRAPED_WAITING, k] = replica.num_waiting
+        signals[SCRAPED_KV_USE, k] = replica.used_blocks / replica.num_blocks
+        signals[SCRAPED_AT, k] = sim.now
 
 
-@njit
+@kernel
 def oldest_wait(sim, k):  # type: ignore[no-untyped-def]
     """Age of the oldest request without a first token: in the server's queue or in the middle of its prompt."""
-    replica = sim.replicas[k]
-    oldest = sim.cluster[0].now
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
+    oldest = sim.now
     i = replica.waiting_head
     while i != NOBODY:  # recomputed requests stand at the front and had their first token long ago
-        if not sim.requests[i].is_first_token_seen:
-            oldest = min(oldest, sim.requests[i].dispatched_at)
+        if not request_at(sim.requests, i).is_first_token_seen:
+            oldest = min(oldest, request_at(sim.requests, i).dispatched_at)
             break
-        i = sim.requests[i].next
+        i = request_at(sim.requests, i).next
     for position in range(replica.first_partial, replica.num_running):
-        request = sim.requests[sim.running[k, position]]
+        request = request_at(sim.requests, running[position])
         if not request.is_first_token_seen:
             oldest = min(oldest, request.dispatched_at)
     for slot in range(replica.num_stages):
-        if sim.batches[k, slot].is_used:
-            for entry in range(sim.batches[k, slot].num_entries):
-                request = sim.requests[sim.entry_request[k, slot, entry]]
-                if not request.is_first_token_seen:
-                    oldest = min(oldest, request.dispatched_at)
-    return sim.cluster[0].now - oldest
+        batch = batch_at(replica.batches, slot)
+        for entry in range(batch.num_entries if batch.is_used else 0):
+            request = request_at(sim.requests, entry_at(batch.entries, entry).request)
+            if not request.is_first_token_seen:
+                oldest = min(oldest, request.dispatched_at)
+    return sim.now - oldest
 
 
-@njit
+@kernel
 def derive_signals(sim):  # type: ignore[no-untyped-def]
     """Fill the derived rows; only policies that read them pay for it."""
-    signals = sim.signals
-    now = sim.cluster[0].now
-    for k in range(sim.cluster[0].num_replicas):
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    now = sim.now
+    for k in range(sim.num_replicas):
         waiting = signals[WAITING, k]
         signals[MEAN_WAIT_S, k] = now - signals[SENT_AT_SUM, k] / waiting if waiting > 0.0 else 0.0
         signals[OLDEST_WAIT_S, k] = oldest_wait(sim, k) if waiting > 0.0 else 0.0

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pointsman.errors import InputError
 from pointsman.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
     KV_CAPACITY_TOKENS,
+    NUM_SIGNALS,
     PREFILL_S_PER_TOKEN,
     STEP_FLOOR_S,
     WEIGHT,
@@ -29,23 +32,33 @@ from pointsman.simulator.hardware import (
 from pointsman.simulator.replica import FAR
 from pointsman.simulator.spec import ClusterEvent, ClusterSpec, ReplicaGroup, VidurScheduler, VllmV1Scheduler
 from pointsman.simulator.state import (
+    BATCH,
+    BATCH_LOG,
+    COST,
     DRAIN,
+    ENTRY,
+    EVENT,
     FAIL,
+    FUTURE,
+    INSTANT,
     JOIN,
     NEVER,
     NOBODY,
+    NUM_LENGTH_CLASSES,
+    NUM_TBT_BINS,
     ORCA,
+    REPLICA,
+    REQUEST,
     SARATHI,
+    SIM,
     SLOW,
+    STAGE,
     VLLM,
     VLLM_V1,
-    Array,
-    Batch,
-    Costs,
-    Sizes,
-    allocate,
 )
 from pointsman.workload import Workload
+
+Array = NDArray[Any]
 
 SCHEDULER_KINDS = {"vllm-v1": VLLM_V1, "vllm": VLLM, "sarathi": SARATHI, "orca": ORCA}
 EVENT_KINDS = {"slow": SLOW, "fail": FAIL, "recover": JOIN, "join": JOIN, "drain": DRAIN}
@@ -174,171 +187,192 @@ def check_workload(plans: Sequence[ReplicaPlan], workload: Workload) -> None:
         )
 
 
-def build_batch(
-    specs: Sequence[ClusterSpec],
-    plans: Sequence[Sequence[ReplicaPlan]],
-    workloads: Sequence[Workload],
-    seeds: Sequence[int],
-    num_logged_batches: int = 0,
-) -> Batch:
-    """N clusters ready to run, each with its own workload and seed."""
-    for cluster_plans, workload in zip(plans, workloads, strict=True):
-        check_workload(cluster_plans, workload)
-    every_plan = [plan for cluster_plans in plans for plan in cluster_plans]
-    tables = list({id(plan.costs): plan.costs for plan in every_plan}.values())
-    cost_index = {id(costs): index for index, costs in enumerate(tables)}
-    sizes = Sizes(
-        num_clusters=len(specs),
-        num_replicas=max(len(cluster_plans) for cluster_plans in plans),
-        num_requests=max(len(workload.num_prefill_tokens) for workload in workloads),
-        num_events=max(len(spec.events) for spec in specs),
-        max_seqs=max(plan.max_seqs for plan in every_plan),
-        num_stages=max(plan.scheduler.pipeline_stages for plan in every_plan),
-        block_size=max(plan.scheduler.block_size for plan in every_plan),
-        num_users=max(workload.num_users for workload in workloads),
-        batch_log=num_logged_batches,
-    )
-    batch = allocate(sizes, stack_costs(tables))
-    for i, (spec, cluster_plans, workload, seed) in enumerate(
-        zip(specs, plans, workloads, seeds, strict=True)
-    ):
-        _fill_cluster(batch, i, spec, len(cluster_plans), workload, seed)
-        for k, plan in enumerate(cluster_plans):
-            _fill_replica(batch, i, k, plan, cost_index[id(plan.costs)])
-        _fill_weights(batch, i, cluster_plans)
-        _fill_requests(batch.requests[i], workload)
-        _fill_events(batch, i, spec.events)
-        _plan_first_events(batch, i, workload)
-    return batch
+class Clusters:
+    """N independent clusters, ready to run: their records, and the arrays those point into.
+
+    `sims` [N] SIM is what kernels get; `requests[i]` is the table of cluster i, `signals[i]` its signals.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ClusterSpec],
+        plans: Sequence[Sequence[ReplicaPlan]],
+        workloads: Sequence[Workload],
+        seeds: Sequence[int],
+        num_logged_batches: int = 0,
+    ) -> None:
+        for cluster_plans, workload in zip(plans, workloads, strict=True):
+            check_workload(cluster_plans, workload)
+        self._kept: list[Array] = []
+        self.sims = _records(len(specs), SIM)
+        self.replicas: list[Array] = []
+        self.requests: list[Array] = []
+        self.signals: list[Array] = []
+        self.tbt_histograms: list[Array] = []
+        self.batch_logs: list[Array] = []
+        tables = list({id(plan.costs): plan.costs for some in plans for plan in some}.values())
+        cost_index = {id(costs): index for index, costs in enumerate(tables)}
+        costs = self._costs(tables)
+        for sim, spec, some, workload, seed in zip(self.sims, specs, plans, workloads, seeds, strict=True):
+            sim.costs = costs
+            self._fill_cluster(sim, spec, some, workload, seed, num_logged_batches)
+            self._fill_requests(sim, workload)
+            for k, plan in enumerate(some):
+                self._fill_replica(sim, k, plan, cost_index[id(plan.costs)])
+            _fill_weights(self.signals[-1], some)
+            self._fill_events(sim, spec.events)
+            _plan_first_events(sim, self._new(sim, "heap", _heap_size(some, workload), FUTURE), workload)
+
+    def _keep(self, array: Array) -> int:
+        """Keep the array alive as long as this object; returns its address."""
+        self._kept.append(array)
+        return int(array.ctypes.data)
+
+    def _new(self, owner: Any, field: str, shape: int | tuple[int, ...], dtype: Any) -> Array:
+        """A zeroed array whose address is noted in `owner.field`."""
+        array = _records(shape, dtype) if np.dtype(dtype).names else np.zeros(shape, dtype)
+        setattr(owner, field, self._keep(array))
+        return array
+
+    def _costs(self, tables: Sequence[CostTables]) -> int:
+        rows = _records(len(tables), COST)
+        for row, table in zip(rows, tables, strict=True):
+            row.kind = table.kind
+            row.num_token_s, row.num_sequence_s = table.token_s.size, table.sequence_s.size
+            row.decode_rows, row.decode_columns = table.decode_s.shape
+            row.prefill_rows, row.prefill_columns = table.prefill_s.shape
+            for field in ("coefficients", "token_s", "sequence_s", "decode_s", "prefill_s", "grid"):
+                setattr(row, field, self._keep(np.ascontiguousarray(getattr(table, field))))
+        return self._keep(rows)
+
+    def _fill_cluster(
+        self,
+        sim: Any,
+        spec: ClusterSpec,
+        plans: Sequence[ReplicaPlan],
+        workload: Workload,
+        seed: int,
+        num_logged_batches: int,
+    ) -> None:
+        num_replicas = len(plans)
+        num_stages = max(plan.scheduler.pipeline_stages for plan in plans)
+        sim.time_limit = np.inf
+        sim.num_replicas = sim.num_accepting = num_replicas
+        sim.max_seqs = max(plan.max_seqs for plan in plans)
+        sim.num_requests = len(workload)
+        sim.num_users = workload.num_users
+        sim.queue_head = sim.queue_tail = NOBODY
+        sim.max_hold_s = spec.hold.max_hold_s
+        sim.hold_timer_s = spec.hold.timer_s
+        sim.scrape_interval_s = spec.signals.scrape_interval_s
+        sim.scrape_delay_s = spec.signals.scrape_delay_s
+        sim.is_oracle = spec.signals.oracle
+        # xorshift must not start from 0.
+        sim.rng = int(np.random.SeedSequence([seed, 0x5EED]).generate_state(1)[0]) | 1
+        # An instant holds a few events for each batch in flight, and one wake-up of the router.
+        sim.ring_capacity = 4 * num_replicas * (num_stages + 1) + 16
+        sim.batch_log_capacity = num_logged_batches
+        self._new(sim, "ring", int(sim.ring_capacity), INSTANT)
+        self.signals.append(self._new(sim, "signals", (NUM_SIGNALS, num_replicas), np.float64))
+        self._new(sim, "scraped", (3, num_replicas), np.float64)
+        self._new(sim, "output_estimate", NUM_LENGTH_CLASSES, np.float64)[:] = INITIAL_OUTPUT_ESTIMATE
+        self.tbt_histograms.append(self._new(sim, "tbt_histogram", NUM_TBT_BINS, np.int64))
+        self._new(sim, "touched", num_replicas + 1, np.int32)
+        self._new(sim, "credit", num_replicas, np.float64)
+        self._new(sim, "scratch", int(sim.max_seqs), np.int32)
+        self.batch_logs.append(self._new(sim, "batch_log", num_logged_batches, BATCH_LOG))
+        self.replicas.append(self._new(sim, "replicas", num_replicas, REPLICA))
+
+    def _fill_replica(self, sim: Any, k: int, plan: ReplicaPlan, cost: int) -> None:
+        replica = self.replicas[-1][k]
+        scheduler = plan.scheduler
+        replica.scheduler = SCHEDULER_KINDS[scheduler.kind]
+        replica.num_stages = scheduler.pipeline_stages
+        replica.block_size = scheduler.block_size
+        replica.num_blocks = plan.num_blocks
+        replica.watermark_blocks = int(scheduler.watermark * plan.num_blocks)
+        replica.max_seqs = replica.micro_seqs = plan.max_seqs
+        if isinstance(scheduler, VllmV1Scheduler):
+            replica.max_batch_tokens = scheduler.max_num_batched_tokens
+            replica.long_prefill_tokens = scheduler.long_prefill_token_threshold
+        else:
+            replica.max_batch_tokens = scheduler.max_tokens_in_batch
+            replica.chunk_tokens = scheduler.chunk_size
+            replica.blocks_per_seq = scheduler.max_sequence_tokens // scheduler.block_size
+            if scheduler.kind != "orca":
+                replica.micro_seqs = plan.max_seqs // scheduler.pipeline_stages
+        replica.cost = cost
+        replica.slowdown = plan.slowdown
+        replica.is_alive = replica.is_accepting = 1
+        replica.waiting_head = replica.waiting_tail = NOBODY
+        replica.next_finish = FAR
+        self._new(replica, "running", int(sim.max_seqs), np.int32)
+        self._new(replica, "fresh", int(sim.max_seqs), np.int32)
+        self._new(replica, "phase_count", scheduler.block_size, np.int32)
+        for batch in self._new(replica, "batches", scheduler.pipeline_stages, BATCH):
+            self._new(batch, "entries", int(sim.max_seqs), ENTRY)
+        for stage in self._new(replica, "stages", scheduler.pipeline_stages, STAGE):
+            self._new(stage, "queue", scheduler.pipeline_stages, np.int32)
+        signals = self.signals[-1]
+        signals[ACCEPTING, k] = 1.0
+        signals[KV_CAPACITY_TOKENS, k] = plan.kv_capacity_tokens
+        signals[PREFILL_S_PER_TOKEN, k] = plan.prefill_s_per_token
+        signals[DECODE_S_PER_TOKEN, k] = plan.decode_s_per_token
+        signals[STEP_FLOOR_S, k] = plan.step_floor_s
+
+    def _fill_requests(self, sim: Any, workload: Workload) -> None:
+        table = self._new(sim, "requests", len(workload), REQUEST)
+        table["arrived_at"] = workload.think_s if workload.num_users > 0 else workload.arrived_at
+        table["num_prefill"] = workload.num_prefill_tokens
+        table["num_decode"] = workload.num_decode_tokens
+        table["prefill"] = workload.num_prefill_tokens
+        table["session"] = workload.session
+        for column in ("dispatched_at", "scheduled_at", "first_token_at", "completed_at", "last_token_at"):
+            table[column] = NEVER
+        table["replica"] = NOBODY
+        self.requests.append(table)
+
+    def _fill_events(self, sim: Any, events: Sequence[ClusterEvent]) -> None:
+        sim.num_events = len(events)
+        seen: set[int] = set()
+        in_order = sorted(events, key=lambda event: event.at_s)
+        for row, event in zip(self._new(sim, "events", len(events), EVENT), in_order, strict=True):
+            replica = self.replicas[-1][event.replica]
+            row.at = event.at_s
+            row.kind = EVENT_KINDS[event.kind]
+            row.replica = event.replica
+            row.value = event.factor * replica.slowdown
+            if event.kind == "join" and event.replica not in seen:  # it is not there before
+                replica.is_alive = replica.is_accepting = 0
+                self.signals[-1][ACCEPTING, event.replica] = 0.0
+                sim.num_accepting -= 1
+            seen.add(event.replica)
 
 
-def _fill_cluster(
-    batch: Batch, i: int, spec: ClusterSpec, num_replicas: int, workload: Workload, seed: int
-) -> None:
-    cluster = batch.cluster[i, 0]
-    cluster.time_limit = np.inf
-    cluster.num_replicas = num_replicas
-    cluster.num_requests = len(workload.num_prefill_tokens)
-    cluster.num_users = workload.num_users
-    cluster.queue_head = cluster.queue_tail = NOBODY
-    cluster.max_hold_s = spec.hold.max_hold_s
-    cluster.hold_timer_s = spec.hold.timer_s
-    cluster.scrape_interval_s = spec.signals.scrape_interval_s
-    cluster.scrape_delay_s = spec.signals.scrape_delay_s
-    cluster.is_oracle = spec.signals.oracle
-    # xorshift must not start from 0.
-    cluster.rng = int(np.random.SeedSequence([seed, 0x5EED]).generate_state(1)[0]) | 1
-    batch.output_estimate[i] = INITIAL_OUTPUT_ESTIMATE
+def _records(shape: int | tuple[int, ...], dtype: Any) -> Array:
+    return np.zeros(shape, dtype).view(np.recarray)
 
 
-def _fill_replica(batch: Batch, i: int, k: int, plan: ReplicaPlan, cost: int) -> None:
-    replica = batch.replicas[i, k]
-    scheduler = plan.scheduler
-    replica.scheduler = SCHEDULER_KINDS[scheduler.kind]
-    replica.num_stages = scheduler.pipeline_stages
-    replica.block_size = scheduler.block_size
-    replica.num_blocks = plan.num_blocks
-    replica.watermark_blocks = int(scheduler.watermark * plan.num_blocks)
-    replica.max_seqs = plan.max_seqs
-    replica.micro_seqs = plan.max_seqs
-    if isinstance(scheduler, VllmV1Scheduler):
-        replica.max_batch_tokens = scheduler.max_num_batched_tokens
-        replica.long_prefill_tokens = scheduler.long_prefill_token_threshold
-    else:
-        replica.max_batch_tokens = scheduler.max_tokens_in_batch
-        replica.chunk_tokens = scheduler.chunk_size
-        replica.blocks_per_seq = scheduler.max_sequence_tokens // scheduler.block_size
-        if scheduler.kind != "orca":
-            replica.micro_seqs = plan.max_seqs // scheduler.pipeline_stages
-    replica.cost = cost
-    replica.slowdown = plan.slowdown
-    replica.is_alive = replica.is_accepting = 1
-    replica.waiting_head = replica.waiting_tail = NOBODY
-    replica.next_finish = FAR
-    signals = batch.signals[i]
-    signals[ACCEPTING, k] = 1.0
-    signals[KV_CAPACITY_TOKENS, k] = plan.kv_capacity_tokens
-    signals[PREFILL_S_PER_TOKEN, k] = plan.prefill_s_per_token
-    signals[DECODE_S_PER_TOKEN, k] = plan.decode_s_per_token
-    signals[STEP_FLOOR_S, k] = plan.step_floor_s
-    batch.cluster[i, 0].num_accepting += 1
-
-
-def _fill_weights(batch: Batch, i: int, plans: Sequence[ReplicaPlan]) -> None:
+def _fill_weights(signals: Array, plans: Sequence[ReplicaPlan]) -> None:
     """Shares of the capacity for a typical mix of prompt and output tokens."""
     speeds = np.array([1.0 / (4 * plan.prefill_s_per_token + plan.decode_s_per_token) for plan in plans])
-    batch.signals[i, WEIGHT, : len(plans)] = speeds / speeds.mean()
+    signals[WEIGHT] = speeds / speeds.mean()
 
 
-def _fill_requests(requests: Array, workload: Workload) -> None:
-    table = requests[: len(workload.num_prefill_tokens)]
-    table["arrived_at"] = workload.think_s if workload.num_users > 0 else workload.arrived_at
-    table["num_prefill"] = workload.num_prefill_tokens
-    table["num_decode"] = workload.num_decode_tokens
-    table["prefill"] = workload.num_prefill_tokens
-    table["session"] = workload.session
-    for column in ("dispatched_at", "scheduled_at", "first_token_at", "completed_at", "last_token_at"):
-        table[column] = NEVER
-    table["replica"] = NOBODY
+def _heap_size(plans: Sequence[ReplicaPlan], workload: Workload) -> int:
+    """An end for each stage (two, if its replica failed and came back), an arrival for each user, the rest."""
+    return 2 * sum(plan.scheduler.pipeline_stages for plan in plans) + workload.num_users + 8
 
 
-def _fill_events(batch: Batch, i: int, events: Sequence[ClusterEvent]) -> None:
-    batch.events[i]["at"] = np.inf
-    for row, event in zip(batch.events[i], sorted(events, key=lambda event: event.at_s), strict=False):
-        row.at = event.at_s
-        row.kind = EVENT_KINDS[event.kind]
-        row.replica = event.replica
-        row.value = event.factor * batch.replicas[i, event.replica].slowdown
-    seen: set[int] = set()
-    for event in sorted(events, key=lambda event: event.at_s):
-        if event.kind == "join" and event.replica not in seen:
-            replica = batch.replicas[i, event.replica]
-            replica.is_alive = replica.is_accepting = 0
-            batch.signals[i, ACCEPTING, event.replica] = 0.0
-            batch.cluster[i, 0].num_accepting -= 1
-        seen.add(event.replica)
-
-
-def _plan_first_events(batch: Batch, i: int, workload: Workload) -> None:
+def _plan_first_events(sim: Any, heap: Array, workload: Workload) -> None:
     """The first scrape, and the first request of every closed-loop user."""
-    planned = [(0.0, SCRAPE)]
-
-    for user in range(min(workload.num_users, len(workload.num_prefill_tokens))):
+    planned = [(0.0, encode(SCRAPE, 0, 0, 0))]
+    for user in range(min(workload.num_users, len(workload))):
         planned.append((float(workload.think_s[user]), encode(USER_ARRIVAL, user, 0, 0)))
-    batch.cluster[i, 0].next_arrival = len(planned) - 1
+    sim.next_arrival = len(planned) - 1
     # A sorted list is a heap.
-    for position, (time, what) in enumerate(sorted(planned)):
-        batch.heap_time[i, position] = time
-        batch.heap_seq[i, position] = position
-        batch.heap_what[i, position] = what
-    batch.cluster[i, 0].heap_size = len(planned)
-    batch.cluster[i, 0].next_seq = len(planned)
-
-
-def stack_costs(tables: Sequence[CostTables]) -> Costs:
-    """One array a table for all cost models; shorter ones are continued as `stage_time` would continue them."""
-
-    def stacked(arrays: list[Array]) -> Array:
-        shape = tuple(max(array.shape[axis] for array in arrays) for axis in range(arrays[0].ndim))
-        return np.stack([_continued(array, shape) for array in arrays])
-
-    return Costs(
-        kind=np.array([table.kind for table in tables], np.int64),
-        coefficients=np.stack([table.coefficients for table in tables]),
-        token_s=stacked([table.token_s for table in tables]),
-        sequence_s=stacked([table.sequence_s for table in tables]),
-        decode_s=stacked([table.decode_s for table in tables]),
-        prefill_s=stacked([table.prefill_s for table in tables]),
-        grid=np.stack([table.grid for table in tables]),
-    )
-
-
-def _continued(array: Array, shape: tuple[int, ...]) -> Array:
-    for axis, length in enumerate(shape):
-        missing = length - array.shape[axis]
-        if missing > 0:
-            last = np.take(array, [-1], axis)
-            slope = last - np.take(array, [-2], axis) if array.shape[axis] > 1 else 0 * last
-            counts = np.arange(1, missing + 1).reshape([-1 if a == axis else 1 for a in range(array.ndim)])
-            array = np.concatenate([array, last + slope * counts], axis)
-    return array
+    for seq, (future, (time, what)) in enumerate(zip(heap, sorted(planned), strict=False)):
+        future.time = time
+        future.seq = seq
+        future.what = what
+    sim.heap_size = sim.next_seq = len(planned)

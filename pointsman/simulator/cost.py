@@ -35,6 +35,8 @@ from pointsman.spec import Spec
 Floats = NDArray[np.float64]
 
 LINEAR, TABLE, PROFILE = range(3)
+NUM_COEFFICIENTS = 6
+NUM_GRID_STEPS = 3
 SEVERAL_CHUNKS = 5  # index of the factor behind a, b, c, d, e in `coefficients`
 
 # Beyond these, dense and mixture models alike are limited by arithmetic and grow linearly.
@@ -83,24 +85,24 @@ CostSpec = Annotated[LinearCost | RooflineCost | ProfileCost, Field(discriminato
 class CostTables:
     """A cost model as flat arrays; times in seconds for one pipeline stage.
 
+    kind          LINEAR, TABLE (roofline) or PROFILE
+    coefficients  [6] a, b, c, d, e, and the factor on prefill attention with several chunks (PROFILE)
+    token_s       [tokens + 1] by T: weights, products, communication, fixed overhead
+    sequence_s    [sequences + 1] by sequences in the batch: LM head (TABLE) or CPU overhead (PROFILE)
+    decode_s      [decodes + 1, contexts] by D and S / D / grid[0] (PROFILE)
+    prefill_s     [contexts, chunks] by K / grid[1] and sqrt(C2) / grid[2] (PROFILE)
+    grid          [3] tokens a cell
+
     Tables are continued linearly from their last two entries; a table of one entry is constant.
     """
 
-    kind: int  # LINEAR, TABLE (roofline) or PROFILE
-    coefficients: (
-        Floats  # [6] a, b, c, d, e, and the factor on prefill attention with several chunks (PROFILE)
-    )
-    token_s: Floats = field(
-        default_factory=lambda: np.zeros(1)
-    )  # [tokens + 1] by T: weights, products, communication
-    sequence_s: Floats = field(
-        default_factory=lambda: np.zeros(1)
-    )  # [sequences + 1] LM head (TABLE), CPU (PROFILE)
-    decode_s: Floats = field(default_factory=lambda: np.zeros((1, 1)))  # [D, mean context / grid[0]] PROFILE
-    prefill_s: Floats = field(
-        default_factory=lambda: np.zeros((1, 1))
-    )  # [K / grid[1], sqrt(C2) / grid[2]] PROFILE
-    grid: NDArray[np.int64] = field(default_factory=lambda: np.ones(3, np.int64))  # [3] tokens a cell
+    kind: int
+    coefficients: Floats
+    token_s: Floats = field(default_factory=lambda: np.zeros(1))
+    sequence_s: Floats = field(default_factory=lambda: np.zeros(1))
+    decode_s: Floats = field(default_factory=lambda: np.zeros((1, 1)))
+    prefill_s: Floats = field(default_factory=lambda: np.zeros((1, 1)))
+    grid: NDArray[np.int64] = field(default_factory=lambda: np.ones(3, np.int64))
 
     def stage_s(
         self,
@@ -114,7 +116,9 @@ class CostTables:
     ) -> float:
         """`stage_time` for callers outside the compiled code."""
         tables = (self.coefficients, self.token_s, self.sequence_s, self.decode_s, self.prefill_s, self.grid)
-        batch = (num_prefill_tokens, num_decodes, context_tokens, pairs, num_seqs, kv_tokens, squares)
+        # Always the same types: numba compiles once for each combination.
+        tokens = (num_prefill_tokens, num_decodes, context_tokens)
+        batch = (*tokens, float(pairs), num_seqs, kv_tokens, float(squares))
         return float(stage_time(self.kind, *tables, *batch))
 
 
@@ -205,8 +209,8 @@ def _link_s(deployment: Deployment, tokens: Floats) -> Floats:
     return seconds
 
 
-# Nothing is allocated here, so the tables need no reference counting: with it, a call takes 100 ns instead of 5.
-_compiled = njit(cache=True, nogil=True, forceinline=True, _nrt=False)
+# Nothing is allocated here, so the tables need no reference counting: it would add 100 ns to a call of 5 ns.
+_compiled = njit(cache=True, nogil=True, forceinline=True, _nrt=False)  # type: ignore[call-overload]
 
 
 @_compiled

@@ -1,4 +1,4 @@
-"""The router's side of the simulation: its queue, its decisions, and planned changes to the cluster.
+"""The router's side of the simulation: its queue, its decisions, and planned changes to the sim.
 
 The router decides about the oldest request in its queue. Action 0 holds it until the next event the router
 can see (arrival, first token, finish, scrape, timer); action k sends it to replica k - 1. Requests behind a
@@ -7,88 +7,103 @@ held one wait with it. A request that was held for `max_hold_s` must be sent.
 
 from __future__ import annotations
 
-from numba import njit
-
 from pointsman.simulator.book import book_lost_all, book_sent, integrate_load, set_accepting, update_gauges
 from pointsman.simulator.events import HOLD_TIMER, REPLICA_SCHEDULE, encode, push_later, push_now
+from pointsman.simulator.jit import kernel
+from pointsman.simulator.memory import int_list
 from pointsman.simulator.replica import FAR, wake_router
 from pointsman.simulator.sequences import integrate_kv, pop_waiting, push_waiting
-from pointsman.simulator.state import DRAIN, FAIL, JOIN, NOBODY, SLOW, VLLM_V1
+from pointsman.simulator.state import (
+    DRAIN,
+    FAIL,
+    JOIN,
+    NOBODY,
+    SLOW,
+    VLLM_V1,
+    batch_at,
+    entry_at,
+    replica_at,
+    request_at,
+    stage_at,
+)
 
 
-@njit
+@kernel
 def arrive(sim, i):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    integrate_load(cluster)
-    cluster.num_in_system += 1
-    sim.requests[i].next = NOBODY
-    if cluster.queue_size == 0:
-        cluster.queue_head = i
+    integrate_load(sim)
+    sim.num_in_system += 1
+    request_at(sim.requests, i).next = NOBODY
+    if sim.queue_size == 0:
+        sim.queue_head = i
     else:
-        sim.requests[cluster.queue_tail].next = i
-    cluster.queue_tail = i
-    cluster.queue_size += 1
+        request_at(sim.requests, sim.queue_tail).next = i
+    sim.queue_tail = i
+    sim.queue_size += 1
     wake_router(sim)
 
 
-@njit
+@kernel
 def act(sim, action):  # type: ignore[no-untyped-def]
     """Carry out a decision about the oldest queued request."""
-    cluster = sim.cluster[0]
-    cluster.num_decisions += 1
+    sim.num_decisions += 1
     if action == 0:
         end_decisions(sim)
-        if not cluster.is_timer_planned:
-            cluster.is_timer_planned = 1
-            push_later(sim, cluster.now + cluster.hold_timer_s, encode(HOLD_TIMER, 0, 0, 0))
+        if not sim.is_timer_planned:
+            sim.is_timer_planned = 1
+            push_later(sim, sim.now + sim.hold_timer_s, encode(HOLD_TIMER, 0, 0, 0))
         return
     k = action - 1
-    i = cluster.queue_head
-    request = sim.requests[i]
-    cluster.queue_head = request.next
-    cluster.queue_size -= 1
+    i = sim.queue_head
+    request = request_at(sim.requests, i)
+    sim.queue_head = request.next
+    sim.queue_size -= 1
     request.replica = k
-    request.dispatched_at = cluster.now
-    if cluster.now > request.arrived_at:
-        cluster.num_held += 1
-        cluster.held_s += cluster.now - request.arrived_at
-    sim.replicas[k].num_sent += 1
+    request.dispatched_at = sim.now
+    if sim.now > request.arrived_at:
+        sim.num_held += 1
+        sim.held_s += sim.now - request.arrived_at
+    replica_at(sim.replicas, k).num_sent += 1
     book_sent(sim, k, i)
     push_waiting(sim, k, i)
-    sim.touched[cluster.num_touched] = k
-    cluster.num_touched += 1
-    if cluster.num_touched == sim.touched.size:
+    int_list(sim.touched, sim.num_replicas + 1)[sim.num_touched] = k
+    sim.num_touched += 1
+    if sim.num_touched > sim.num_replicas:
         compact_touched(sim)
 
 
-@njit
+@kernel
 def compact_touched(sim):  # type: ignore[no-untyped-def]
     """Sort the touched replicas and drop repetitions."""
-    cluster = sim.cluster[0]
-    touched = sim.touched[: cluster.num_touched]
-    touched.sort()
+    touched = int_list(sim.touched, sim.num_touched)
     kept = 0
-    for position in range(touched.size):
-        if kept == 0 or touched[position] != touched[kept - 1]:
-            touched[kept] = touched[position]
-            kept += 1
-    cluster.num_touched = kept
+    for position in range(sim.num_touched):
+        k = touched[position]
+        hole = kept
+        while hole > 0 and touched[hole - 1] > k:
+            hole -= 1
+        if hole > 0 and touched[hole - 1] == k:
+            continue
+        for later in range(kept, hole, -1):
+            touched[later] = touched[later - 1]
+        touched[hole] = k
+        kept += 1
+    sim.num_touched = kept
 
 
-@njit
+@kernel
 def end_decisions(sim):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    cluster.is_deciding = 0
-    if cluster.num_touched > 1:
+    sim.is_deciding = 0
+    if sim.num_touched > 1:
         compact_touched(sim)
-    for position in range(cluster.num_touched):
-        push_now(sim, encode(REPLICA_SCHEDULE, sim.touched[position], 0, 0))
-    cluster.num_touched = 0
+    touched = int_list(sim.touched, sim.num_touched)
+    for position in range(sim.num_touched):
+        push_now(sim, encode(REPLICA_SCHEDULE, touched[position], 0, 0))
+    sim.num_touched = 0
 
 
-@njit
+@kernel
 def planned_event(sim, kind, k, value):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
     if kind == SLOW:
         replica.slowdown = value
     elif kind == DRAIN:
@@ -102,25 +117,28 @@ def planned_event(sim, kind, k, value):  # type: ignore[no-untyped-def]
         wake_router(sim)
 
 
-@njit
+@kernel
 def fail(sim, k):  # type: ignore[no-untyped-def]
     """The replica dies. Its requests return to the router's queue and start from scratch."""
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
+    phase_count = int_list(replica.phase_count, replica.block_size)
     set_accepting(sim, k, 0)
     replica.is_alive = 0
     for position in range(replica.num_running):
-        give_back(sim, sim.running[k, position])
+        give_back(sim, running[position])
     while replica.num_waiting > 0:
         give_back(sim, pop_waiting(sim, k))
     for slot in range(replica.num_stages):
-        batch = sim.batches[k, slot]
+        batch = batch_at(replica.batches, slot)
         if batch.is_used and replica.scheduler != VLLM_V1:  # vllm-v1 keeps them on the running list
             for entry in range(batch.num_entries):
-                give_back(sim, sim.entry_request[k, slot, entry])
+                give_back(sim, entry_at(batch.entries, entry).request)
         batch.is_used = 0
-        sim.stages[k, slot].is_busy = 0
-        sim.stages[k, slot].num_queued = 0
-        sim.stages[k, slot].seq = NOBODY  # the end of a stage that is still in the heap means nothing now
+        stage = stage_at(replica.stages, slot)
+        stage.is_busy = 0
+        stage.num_queued = 0
+        stage.seq = NOBODY  # its end is still in the heap, and means nothing now
     book_lost_all(sim, k)
     integrate_kv(sim, k)
     replica.used_blocks = 0
@@ -133,15 +151,15 @@ def fail(sim, k):  # type: ignore[no-untyped-def]
     replica.num_fresh = 0
     replica.sum_processed = 0
     replica.next_finish = FAR
-    sim.phase_count[k, :] = 0
+    for phase in range(replica.block_size):
+        phase_count[phase] = 0
     update_gauges(replica)
 
 
-@njit
+@kernel
 def give_back(sim, i):  # type: ignore[no-untyped-def]
     """Put a request back into the router's queue, which is in order of arrival."""
-    cluster = sim.cluster[0]
-    request = sim.requests[i]
+    request = request_at(sim.requests, i)
     request.prefill = request.num_prefill
     request.processed = 0
     request.is_decoding = 0
@@ -149,24 +167,24 @@ def give_back(sim, i):  # type: ignore[no-untyped-def]
     request.is_fresh = 0
     request.replica = NOBODY
     request.restarts += 1
-    cluster.num_resent += 1
+    sim.num_resent += 1
     before = NOBODY
-    after = cluster.queue_head if cluster.queue_size > 0 else NOBODY
+    after = sim.queue_head if sim.queue_size > 0 else NOBODY
     while after != NOBODY and is_older(sim, after, i):
         before = after
-        after = sim.requests[after].next
+        after = request_at(sim.requests, after).next
     request.next = after
     if before == NOBODY:
-        cluster.queue_head = i
+        sim.queue_head = i
     else:
-        sim.requests[before].next = i
+        request_at(sim.requests, before).next = i
     if after == NOBODY:
-        cluster.queue_tail = i
-    cluster.queue_size += 1
+        sim.queue_tail = i
+    sim.queue_size += 1
 
 
-@njit
+@kernel
 def is_older(sim, i, j):  # type: ignore[no-untyped-def]
-    first = sim.requests[i].arrived_at
-    second = sim.requests[j].arrived_at
+    first = request_at(sim.requests, i).arrived_at
+    second = request_at(sim.requests, j).arrived_at
     return first < second or (first == second and i < j)

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from numba import njit
 
+from pointsman.simulator.jit import kernel
+from pointsman.simulator.state import future_at, instant_at
+
 (
     ROUTER_WAKES,
     REPLICA_SCHEDULE,
@@ -24,105 +27,99 @@ from numba import njit
 ) = range(10)
 
 
-@njit(inline="always")
+@njit
 def encode(kind, index, stage, slot):  # type: ignore[no-untyped-def]
     """index: a replica or a request (< 2^40)."""
     return kind | (stage << 4) | (slot << 12) | (index << 20)
 
 
-@njit(inline="always")
+@kernel
 def kind_of(what):  # type: ignore[no-untyped-def]
     return what & 15
 
 
-@njit(inline="always")
+@kernel
 def stage_of(what):  # type: ignore[no-untyped-def]
     return (what >> 4) & 255
 
 
-@njit(inline="always")
+@kernel
 def slot_of(what):  # type: ignore[no-untyped-def]
     return (what >> 12) & 255
 
 
-@njit(inline="always")
+@kernel
 def index_of(what):  # type: ignore[no-untyped-def]
     return what >> 20
 
 
-@njit
+@kernel
 def push_now(sim, what):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    capacity = sim.ring_seq.size
-    at = cluster.ring_head + cluster.ring_size
-    if at >= capacity:
-        at -= capacity
-    sim.ring_seq[at] = cluster.next_seq
-    sim.ring_what[at] = what
-    cluster.ring_size += 1
-    cluster.next_seq += 1
+    at = sim.ring_head + sim.ring_size
+    if at >= sim.ring_capacity:
+        at -= sim.ring_capacity
+    instant = instant_at(sim.ring, at)
+    instant.seq = sim.next_seq
+    instant.what = what
+    sim.ring_size += 1
+    sim.next_seq += 1
 
 
-@njit
+@kernel
 def pop_now(sim):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    head = cluster.ring_head
-    what = sim.ring_what[head]
-    cluster.ring_head = 0 if head + 1 == sim.ring_seq.size else head + 1
-    cluster.ring_size -= 1
-    return what
+    head = sim.ring_head
+    sim.ring_head = 0 if head + 1 == sim.ring_capacity else head + 1
+    sim.ring_size -= 1
+    return instant_at(sim.ring, head).what
 
 
-@njit
+@kernel
+def set_future(future, time, seq, what):  # type: ignore[no-untyped-def]
+    future.time = time
+    future.seq = seq
+    future.what = what
+
+
+@kernel
 def push_later(sim, time, what):  # type: ignore[no-untyped-def]
     """Returns the event's number."""
-    cluster = sim.cluster[0]
-    times, seqs, whats = sim.heap_time, sim.heap_seq, sim.heap_what
-    seq = cluster.next_seq
-    cluster.next_seq = seq + 1
-    hole = cluster.heap_size
-    cluster.heap_size = hole + 1
+    seq = sim.next_seq
+    sim.next_seq = seq + 1
+    hole = sim.heap_size
+    sim.heap_size = hole + 1
     # The new event has the highest number, so it only rises above strictly later ones.
     while hole > 0:
-        parent = (hole - 1) >> 1
-        if times[parent] <= time:
+        above = (hole - 1) >> 1
+        parent = future_at(sim.heap, above)
+        if parent.time <= time:
             break
-        times[hole] = times[parent]
-        seqs[hole] = seqs[parent]
-        whats[hole] = whats[parent]
-        hole = parent
-    times[hole] = time
-    seqs[hole] = seq
-    whats[hole] = what
+        set_future(future_at(sim.heap, hole), parent.time, parent.seq, parent.what)
+        hole = above
+    set_future(future_at(sim.heap, hole), time, seq, what)
     return seq
 
 
-@njit
+@kernel
+def is_sooner(a, b):  # type: ignore[no-untyped-def]
+    return a.time < b.time or (a.time == b.time and a.seq < b.seq)
+
+
+@kernel
 def drop_first(sim):  # type: ignore[no-untyped-def]
     """Remove the heap's first event."""
-    cluster = sim.cluster[0]
-    times, seqs, whats = sim.heap_time, sim.heap_seq, sim.heap_what
-    size = cluster.heap_size - 1
-    cluster.heap_size = size
-    time = times[size]
-    seq = seqs[size]
-    what = whats[size]
+    size = sim.heap_size - 1
+    sim.heap_size = size
+    last = future_at(sim.heap, size)
     hole = 0
     while True:
-        child = 2 * hole + 1
-        if child >= size:
+        below = 2 * hole + 1
+        if below >= size:
             break
-        right = child + 1
-        if right < size and (
-            times[right] < times[child] or (times[right] == times[child] and seqs[right] < seqs[child])
-        ):
-            child = right
-        if time < times[child] or (time == times[child] and seq < seqs[child]):
+        if below + 1 < size and is_sooner(future_at(sim.heap, below + 1), future_at(sim.heap, below)):
+            below += 1
+        child = future_at(sim.heap, below)
+        if is_sooner(last, child):
             break
-        times[hole] = times[child]
-        seqs[hole] = seqs[child]
-        whats[hole] = whats[child]
-        hole = child
-    times[hole] = time
-    seqs[hole] = seq
-    whats[hole] = what
+        set_future(future_at(sim.heap, hole), child.time, child.seq, child.what)
+        hole = below
+    set_future(future_at(sim.heap, hole), last.time, last.seq, last.what)

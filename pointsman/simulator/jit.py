@@ -26,6 +26,12 @@ def kernel_digest() -> str:
     return digest.hexdigest()
 
 
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a part of the kernel: called from compiled code only, so it needs no way in from Python."""
+    # Arrays in the kernel belong to Python (memory.py): there is nothing to count references of.
+    return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
+
+
 def entry_point(function: Callable[..., Any]) -> Any:
     """Compile with a cache on disk; the GIL is released while it runs."""
     dispatcher = numba.njit(function, nogil=True, cache=True)

@@ -7,8 +7,6 @@ has to decide, when the batch log is full, and when nothing is left to happen.
 
 from __future__ import annotations
 
-from numba import njit
-
 from pointsman.simulator.book import read_gauges, show_oracle, show_scrape
 from pointsman.simulator.dispatch import arrive, end_decisions, planned_event
 from pointsman.simulator.events import (
@@ -31,6 +29,7 @@ from pointsman.simulator.events import (
     slot_of,
     stage_of,
 )
+from pointsman.simulator.jit import kernel
 from pointsman.simulator.replica import (
     batch_end,
     replica_schedule,
@@ -39,67 +38,75 @@ from pointsman.simulator.replica import (
     stage_schedule,
     wake_router,
 )
-from pointsman.simulator.state import BATCH_LOG_FULL, DECISION, DONE
+from pointsman.simulator.state import (
+    BATCH_LOG_FULL,
+    DECISION,
+    DONE,
+    event_at,
+    future_at,
+    instant_at,
+    replica_at,
+    request_at,
+    stage_at,
+)
 
 
-@njit
+@kernel
 def advance(sim):  # type: ignore[no-untyped-def]
     """Run until a decision is needed, the batch log is full, or the end; the status says which."""
-    cluster = sim.cluster[0]
-    is_logging = sim.batch_log.size > 0
+    is_logging = sim.batch_log_capacity > 0
     while True:
-        if cluster.is_deciding:
-            if cluster.queue_size > 0 and cluster.num_accepting > 0:
-                cluster.status = DECISION
+        if sim.is_deciding:
+            if sim.queue_size > 0 and sim.num_accepting > 0:
+                sim.status = DECISION
                 return
             end_decisions(sim)
-        if is_logging and cluster.num_logged_batches == sim.batch_log.size:
-            cluster.status = BATCH_LOG_FULL
+        if is_logging and sim.num_logged_batches == sim.batch_log_capacity:
+            sim.status = BATCH_LOG_FULL
             return
         if not next_event(sim):
-            cluster.status = DONE
+            sim.status = DONE
             return
 
 
-@njit
+@kernel
 def next_event(sim):  # type: ignore[no-untyped-def]
     """Handle the next event; False if there is none."""
-    cluster = sim.cluster[0]
-    heap_time = sim.heap_time[0] if cluster.heap_size > 0 else float("inf")
+    heap_time = future_at(sim.heap, 0).time if sim.heap_size > 0 else float("inf")
     arrival_time = float("inf")
-    if cluster.num_users == 0 and cluster.next_arrival < cluster.num_requests:
-        arrival_time = sim.requests[cluster.next_arrival].arrived_at
+    if sim.num_users == 0 and sim.next_arrival < sim.num_requests:
+        arrival_time = request_at(sim.requests, sim.next_arrival).arrived_at
     planned_time = float("inf")
-    if cluster.next_event < sim.events.size:
-        planned_time = sim.events[cluster.next_event].at
+    if sim.next_event < sim.num_events:
+        planned_time = event_at(sim.events, sim.next_event).at
 
-    if cluster.ring_size > 0 and planned_time > cluster.now and arrival_time > cluster.now:
-        if heap_time > cluster.now or sim.ring_seq[cluster.ring_head] < sim.heap_seq[0]:
+    if sim.ring_size > 0 and planned_time > sim.now and arrival_time > sim.now:
+        if heap_time > sim.now or instant_at(sim.ring, sim.ring_head).seq < future_at(sim.heap, 0).seq:
             handle_now(sim, pop_now(sim))
             return True
-    elif cluster.num_completed == cluster.num_requests:
+    elif sim.num_completed == sim.num_requests:
         return False
     now = min(planned_time, arrival_time, heap_time)
-    if now == float("inf") or now > cluster.time_limit:
+    if now == float("inf") or now > sim.time_limit:
         return False
-    cluster.now = now
+    sim.now = now
     if planned_time == now:
-        event = sim.events[cluster.next_event]
-        cluster.next_event += 1
+        event = event_at(sim.events, sim.next_event)
+        sim.next_event += 1
         planned_event(sim, event.kind, event.replica, event.value)
     elif arrival_time == now:
-        i = cluster.next_arrival
-        cluster.next_arrival += 1
+        i = sim.next_arrival
+        sim.next_arrival += 1
         arrive(sim, i)
     else:
-        what = sim.heap_what[0]
-        seq = sim.heap_seq[0]
+        what = future_at(sim.heap, 0).what
+        seq = future_at(sim.heap, 0).seq
         drop_first(sim)
         handle_later(sim, what, seq)
     return True
 
 
-@njit
+@kernel
 def handle_now(sim, what):  # type: ignore[no-untyped-def]
     kind = kind_of(what)
     k = index_of(what)
@@ -112,31 +119,30 @@ def handle_now(sim, what):  # type: ignore[no-untyped-def]
     elif kind == REPLICA_SCHEDULE:
         replica_schedule(sim, k)
     elif kind == ROUTER_WAKES:
-        sim.cluster[0].is_wake_planned = 0
-        sim.cluster[0].is_deciding = 1
-        if sim.cluster[0].is_oracle:
+        sim.is_wake_planned = 0
+        sim.is_deciding = 1
+        if sim.is_oracle:
             show_oracle(sim)
 
 
-@njit
+@kernel
 def handle_later(sim, what, seq):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
     kind = kind_of(what)
     if kind == STAGE_END:
         k = index_of(what)
         stage = stage_of(what)
-        if sim.stages[k, stage].seq == seq:
+        if stage_at(replica_at(sim.replicas, k).stages, stage).seq == seq:
             stage_end(sim, k, stage, slot_of(what))
     elif kind == USER_ARRIVAL:
-        sim.requests[index_of(what)].arrived_at = cluster.now
+        request_at(sim.requests, index_of(what)).arrived_at = sim.now
         arrive(sim, index_of(what))
     elif kind == HOLD_TIMER:
-        cluster.is_timer_planned = 0
+        sim.is_timer_planned = 0
         wake_router(sim)
     elif kind == SCRAPE:
-        read_gauges(sim, sim.scraped, 0)
-        push_later(sim, cluster.now + cluster.scrape_delay_s, encode(SCRAPE_VISIBLE, 0, 0, 0))
-        push_later(sim, cluster.now + cluster.scrape_interval_s, encode(SCRAPE, 0, 0, 0))
+        read_gauges(sim)
+        push_later(sim, sim.now + sim.scrape_delay_s, encode(SCRAPE_VISIBLE, 0, 0, 0))
+        push_later(sim, sim.now + sim.scrape_interval_s, encode(SCRAPE, 0, 0, 0))
     elif kind == SCRAPE_VISIBLE:
-        show_scrape(sim, cluster.now - cluster.scrape_delay_s)
+        show_scrape(sim, sim.now - sim.scrape_delay_s)
         wake_router(sim)

@@ -6,10 +6,8 @@ turn; when it leaves the last one, its requests have their tokens.
 
 from __future__ import annotations
 
-from numba import njit
-
 from pointsman.simulator.book import book_finished, book_first_token, book_step, book_tokens, update_gauges
-from pointsman.simulator.cost import stage_time
+from pointsman.simulator.cost import NUM_COEFFICIENTS, NUM_GRID_STEPS, stage_time
 from pointsman.simulator.events import (
     BATCH_END,
     REPLICA_SCHEDULE,
@@ -22,6 +20,8 @@ from pointsman.simulator.events import (
     push_later,
     push_now,
 )
+from pointsman.simulator.jit import kernel
+from pointsman.simulator.memory import float_list, float_table, int_list, long_list
 from pointsman.simulator.schedulers import form_batch, num_sequences
 from pointsman.simulator.sequences import (
     append_running,
@@ -35,55 +35,64 @@ from pointsman.simulator.sequences import (
     start_decoding,
     stop_decoding,
 )
-from pointsman.simulator.state import ORCA, VLLM_V1
+from pointsman.simulator.state import (
+    ORCA,
+    VLLM_V1,
+    batch_at,
+    cost_at,
+    entry_at,
+    log_at,
+    replica_at,
+    request_at,
+    stage_at,
+)
 
 FAR = 1 << 62  # a step that never comes
 
 
-@njit
+@kernel
 def wake_router(sim):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    if cluster.queue_size > 0 and not cluster.is_wake_planned:
-        cluster.is_wake_planned = 1
+    if sim.queue_size > 0 and not sim.is_wake_planned:
+        sim.is_wake_planned = 1
         push_now(sim, encode(ROUTER_WAKES, 0, 0, 0))
 
 
-@njit
+@kernel
 def replica_schedule(sim, k):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
     if not replica.is_alive:
         return
     while replica.num_in_flight < replica.num_stages:
         slot = 0
-        while sim.batches[k, slot].is_used:
+        while batch_at(replica.batches, slot).is_used:
             slot += 1
         if not form_batch(sim, k, slot):
             return
-        batch = sim.batches[k, slot]
+        batch = batch_at(replica.batches, slot)
         batch.is_used = 1
-        batch.formed_at = sim.cluster[0].now
+        batch.formed_at = sim.now
         batch.stage_s = batch_time(sim, k, slot)
         replica.num_in_flight += 1
         for entry in range(batch.num_entries):
-            request = sim.requests[sim.entry_request[k, slot, entry]]
+            request = request_at(sim.requests, entry_at(batch.entries, entry).request)
             if request.scheduled_at < 0.0:
-                request.scheduled_at = sim.cluster[0].now
+                request.scheduled_at = sim.now
         push_now(sim, encode(STAGE_ARRIVAL, k, 0, slot))
 
 
-@njit
+@kernel
 def batch_time(sim, k, slot):  # type: ignore[no-untyped-def]
-    batch = sim.batches[k, slot]
-    costs = sim.costs
-    c = sim.replicas[k].cost
+    replica = replica_at(sim.replicas, k)
+    batch = batch_at(replica.batches, slot)
+    cost = cost_at(sim.costs, replica.cost)
     return stage_time(
-        costs.kind[c],
-        costs.coefficients[c],
-        costs.token_s[c],
-        costs.sequence_s[c],
-        costs.decode_s[c],
-        costs.prefill_s[c],
-        costs.grid[c],
+        cost.kind,
+        float_list(cost.coefficients, NUM_COEFFICIENTS),
+        float_list(cost.token_s, cost.num_token_s),
+        float_list(cost.sequence_s, cost.num_sequence_s),
+        float_table(cost.decode_s, cost.decode_rows, cost.decode_columns),
+        float_table(cost.prefill_s, cost.prefill_rows, cost.prefill_columns),
+        long_list(cost.grid, NUM_GRID_STEPS),
         batch.prefill_tokens,
         batch.num_decodes,
         batch.context_tokens,
@@ -94,33 +103,35 @@ def batch_time(sim, k, slot):  # type: ignore[no-untyped-def]
     )
 
 
-@njit
+@kernel
 def stage_arrival(sim, k, stage, slot):  # type: ignore[no-untyped-def]
-    state = sim.stages[k, stage]
-    sim.stage_queue[k, stage, state.num_queued] = slot
+    replica = replica_at(sim.replicas, k)
+    state = stage_at(replica.stages, stage)
+    int_list(state.queue, replica.num_stages)[state.num_queued] = slot
     state.num_queued += 1
     push_now(sim, encode(STAGE_SCHEDULE, k, stage, 0))
 
 
-@njit
+@kernel
 def stage_schedule(sim, k, stage):  # type: ignore[no-untyped-def]
-    state = sim.stages[k, stage]
+    replica = replica_at(sim.replicas, k)
+    state = stage_at(replica.stages, stage)
     if state.is_busy or state.num_queued == 0:
         return
-    slot = sim.stage_queue[k, stage, 0]
+    queue = int_list(state.queue, replica.num_stages)
+    slot = queue[0]
     state.num_queued -= 1
     for position in range(state.num_queued):
-        sim.stage_queue[k, stage, position] = sim.stage_queue[k, stage, position + 1]
+        queue[position] = queue[position + 1]
     state.is_busy = 1
-    state.batch = slot
-    duration = sim.batches[k, slot].stage_s * sim.replicas[k].slowdown
-    state.seq = push_later(sim, sim.cluster[0].now + duration, encode(STAGE_END, k, stage, slot))
+    duration = batch_at(replica.batches, slot).stage_s * replica_at(sim.replicas, k).slowdown
+    state.seq = push_later(sim, sim.now + duration, encode(STAGE_END, k, stage, slot))
 
 
-@njit
+@kernel
 def stage_end(sim, k, stage, slot):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    sim.stages[k, stage].is_busy = 0
+    replica = replica_at(sim.replicas, k)
+    stage_at(replica.stages, stage).is_busy = 0
     if replica.num_stages > 1:  # a single stage has nothing queued
         push_now(sim, encode(STAGE_SCHEDULE, k, stage, 0))
     if stage + 1 < replica.num_stages:
@@ -129,58 +140,59 @@ def stage_end(sim, k, stage, slot):  # type: ignore[no-untyped-def]
         push_now(sim, encode(BATCH_END, k, 0, slot))
 
 
-@njit
+@kernel
 def batch_end(sim, k, slot):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    replica = sim.replicas[k]
-    batch = sim.batches[k, slot]
+    replica = replica_at(sim.replicas, k)
+    batch = batch_at(replica.batches, slot)
     integrate_kv(sim, k)
     batch.is_used = 0
     replica.num_in_flight -= 1
     replica.busy_s += batch.stage_s * replica.slowdown
-    cluster.num_batches += 1
-    num_completed = cluster.num_completed
+    sim.num_batches += 1
+    num_completed = sim.num_completed
     num_tokens = 0
     is_step_of_all = batch.is_lazy and batch.num_decodes == replica.num_decoding
     if batch.is_lazy and batch.num_decodes > 0:
         num_tokens = batch.num_decodes
         step_all(sim, k)
     if is_step_of_all:
-        replica.last_step_at = cluster.now
+        replica.last_step_at = sim.now
     num_first_tokens = 0
     for entry in range(batch.num_entries):
-        i = sim.entry_request[k, slot, entry]
-        sim.requests[i].is_in_flight = 0
-        if sim.requests[i].is_decoding:
+        i = entry_at(batch.entries, entry).request
+        request_at(sim.requests, i).is_in_flight = 0
+        if request_at(sim.requests, i).is_decoding:
             num_tokens += 1
             step_one(sim, k, i)
         else:
-            had_first_token = sim.requests[i].is_first_token_seen
-            num_tokens += prefill_step(sim, k, i, sim.entry_tokens[k, slot, entry], is_step_of_all)
-            num_first_tokens += sim.requests[i].is_first_token_seen - had_first_token
-        if replica.scheduler != VLLM_V1 and sim.requests[i].completed_at < 0.0:
+            had_first_token = request_at(sim.requests, i).is_first_token_seen
+            num_tokens += prefill_step(sim, k, i, entry_at(batch.entries, entry).num_tokens, is_step_of_all)
+            num_first_tokens += request_at(sim.requests, i).is_first_token_seen - had_first_token
+        if replica.scheduler != VLLM_V1 and request_at(sim.requests, i).completed_at < 0.0:
             append_running(sim, k, i)
     if replica.scheduler == VLLM_V1 and batch.num_entries > 0:
         sweep(sim, k)
     book_tokens(sim, k, num_tokens)
     update_gauges(replica)
-    if cluster.num_logged_batches < sim.batch_log.size:
+    if sim.num_logged_batches < sim.batch_log_capacity:
         log_batch(sim, k, slot)
     push_now(sim, encode(REPLICA_SCHEDULE, k, 0, 0))
     # The router hears of it over the network: too late for the batch that is formed at this instant.
-    if num_first_tokens > 0 or cluster.num_completed > num_completed:
+    if num_first_tokens > 0 or sim.num_completed > num_completed:
         wake_router(sim)
 
 
-@njit
+@kernel
 def step_all(sim, k):  # type: ignore[no-untyped-def]
     """Every decoding request of the replica got a token."""
-    replica = sim.replicas[k]
-    now = sim.cluster[0].now
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
+    fresh = int_list(replica.fresh, sim.max_seqs)
+    now = sim.now
     for position in range(replica.num_fresh):
-        i = sim.fresh[k, position]
-        record_interval(sim, now - sim.requests[i].last_token_at, 1)
-        sim.requests[i].is_fresh = 0
+        i = fresh[position]
+        record_interval(sim, now - request_at(sim.requests, i).last_token_at, 1)
+        request_at(sim.requests, i).is_fresh = 0
     num_even = replica.num_decoding - replica.num_fresh
     if num_even > 0:
         interval = now - replica.last_step_at
@@ -193,40 +205,40 @@ def step_all(sim, k):  # type: ignore[no-untyped-def]
     kept = 0
     replica.next_finish = FAR
     for position in range(replica.num_running):
-        i = sim.running[k, position]
-        request = sim.requests[i]
+        i = running[position]
+        request = request_at(sim.requests, i)
         if request.is_decoding:
             steps_left = request.num_prefill + request.num_decode - request.processed - replica.steps
             if steps_left == 0:
                 finish(sim, k, i)
                 continue
             replica.next_finish = min(replica.next_finish, replica.steps + steps_left)
-        sim.running[k, kept] = i
+        running[kept] = i
         kept += 1
     replica.num_running = kept
     find_first_partial(sim, k)
 
 
-@njit
+@kernel
 def step_one(sim, k, i):  # type: ignore[no-untyped-def]
     """One decoding request got a token, others of the replica did not."""
-    request = sim.requests[i]
-    interval = sim.cluster[0].now - last_token_at(sim, k, i)
+    request = request_at(sim.requests, i)
+    interval = sim.now - last_token_at(sim, k, i)
     record_interval(sim, interval, 1)
     book_step(sim, k, interval)
     set_last_token(sim, k, i)
     stop_decoding(sim, k, i)
     request.processed += 1
     start_decoding(sim, k, i)
-    if request.processed + sim.replicas[k].steps == request.num_prefill + request.num_decode:
+    if request.processed + replica_at(sim.replicas, k).steps == request.num_prefill + request.num_decode:
         finish(sim, k, i)
 
 
-@njit
+@kernel
 def prefill_step(sim, k, i, num_tokens, is_step_of_all):  # type: ignore[no-untyped-def]
     """Part of a prompt was processed; returns 1 if that brought the request a token."""
-    replica = sim.replicas[k]
-    request = sim.requests[i]
+    replica = replica_at(sim.replicas, k)
+    request = request_at(sim.requests, i)
     request.processed += num_tokens
     if request.processed < request.prefill:
         return 0
@@ -236,39 +248,39 @@ def prefill_step(sim, k, i, num_tokens, is_step_of_all):  # type: ignore[no-unty
     if not request.is_first_token_seen:
         book_first_token(sim, k, i)
     if request.first_token_at < 0.0:
-        request.first_token_at = sim.cluster[0].now
+        request.first_token_at = sim.now
     else:
-        record_interval(sim, sim.cluster[0].now - request.last_token_at, 1)
+        record_interval(sim, sim.now - request.last_token_at, 1)
     if request.processed == request.num_prefill + request.num_decode:
         finish(sim, k, i)
         return 1
     start_decoding(sim, k, i)
     if is_step_of_all:
-        request.last_token_at = sim.cluster[0].now
+        request.last_token_at = sim.now
     else:
         set_last_token(sim, k, i)
     return 1
 
 
-@njit
+@kernel
 def sweep(sim, k):  # type: ignore[no-untyped-def]
     """Take what finished off the running list, order kept."""
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
     kept = 0
     for position in range(replica.num_running):
-        i = sim.running[k, position]
-        if sim.requests[i].completed_at < 0.0:
-            sim.running[k, kept] = i
+        i = running[position]
+        if request_at(sim.requests, i).completed_at < 0.0:
+            running[kept] = i
             kept += 1
     replica.num_running = kept
     find_first_partial(sim, k)
 
 
-@njit
+@kernel
 def finish(sim, k, i):  # type: ignore[no-untyped-def]
-    cluster = sim.cluster[0]
-    replica = sim.replicas[k]
-    request = sim.requests[i]
+    replica = replica_at(sim.replicas, k)
+    request = request_at(sim.requests, i)
     forget_fresh(sim, k, i)
     if request.is_decoding:
         stop_decoding(sim, k, i)
@@ -277,26 +289,27 @@ def finish(sim, k, i):  # type: ignore[no-untyped-def]
     else:
         replica.used_blocks -= blocks_for(request.num_prefill + request.num_decode - 1, replica.block_size)
     replica.num_holding -= 1
-    request.completed_at = cluster.now
-    cluster.num_completed += 1
+    request.completed_at = sim.now
+    sim.num_completed += 1
     book_finished(sim, k, i)
-    if cluster.num_users > 0 and cluster.next_arrival < cluster.num_requests:
+    if sim.num_users > 0 and sim.next_arrival < sim.num_requests:
         # Closed loop: the table holds each request's pause until its user is free.
-        follower = cluster.next_arrival
-        cluster.next_arrival += 1
-        pause = sim.requests[follower].arrived_at
-        push_later(sim, cluster.now + pause, encode(USER_ARRIVAL, follower, 0, 0))
+        follower = sim.next_arrival
+        sim.next_arrival += 1
+        pause = request_at(sim.requests, follower).arrived_at
+        push_later(sim, sim.now + pause, encode(USER_ARRIVAL, follower, 0, 0))
 
 
-@njit
+@kernel
 def log_batch(sim, k, slot):  # type: ignore[no-untyped-def]
-    batch = sim.batches[k, slot]
-    row = sim.batch_log[sim.cluster[0].num_logged_batches]
+    replica = replica_at(sim.replicas, k)
+    batch = batch_at(replica.batches, slot)
+    row = log_at(sim.batch_log, sim.num_logged_batches)
     row.replica = k
     row.num_seqs = num_sequences(batch)
     row.formed_at = batch.formed_at
-    row.ended_at = sim.cluster[0].now
+    row.ended_at = sim.now
     row.prefill_tokens = batch.prefill_tokens
     row.num_decodes = batch.num_decodes
-    row.used_blocks = sim.replicas[k].used_blocks
-    sim.cluster[0].num_logged_batches += 1
+    row.used_blocks = replica_at(sim.replicas, k).used_blocks
+    sim.num_logged_batches += 1

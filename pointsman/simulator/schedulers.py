@@ -8,8 +8,8 @@ stays as it is, since nobody looks at it meanwhile. `vllm-v1` keeps its list as 
 
 from __future__ import annotations
 
-from numba import njit
-
+from pointsman.simulator.jit import kernel
+from pointsman.simulator.memory import int_list
 from pointsman.simulator.sequences import (
     append_running,
     blocks_for,
@@ -21,14 +21,14 @@ from pointsman.simulator.sequences import (
     pop_waiting,
     sort_by_arrival,
 )
-from pointsman.simulator.state import ORCA, SARATHI, VLLM
+from pointsman.simulator.state import ORCA, SARATHI, VLLM, batch_at, entry_at, replica_at, request_at
 
 
-@njit
+@kernel
 def form_batch(sim, k, slot):  # type: ignore[no-untyped-def]
     """Fill batch `slot` of replica k; False if there is nothing to run."""
-    replica = sim.replicas[k]
-    batch = sim.batches[k, slot]
+    replica = replica_at(sim.replicas, k)
+    batch = batch_at(replica.batches, slot)
     batch.is_lazy = 1 if replica.num_stages == 1 else 0
     batch.num_entries = 0
     batch.num_decodes = 0
@@ -49,75 +49,78 @@ def form_batch(sim, k, slot):  # type: ignore[no-untyped-def]
     return batch.num_entries + batch.num_decodes > 0
 
 
-@njit
+@kernel
 def add_prefill(sim, k, slot, i, num_tokens):  # type: ignore[no-untyped-def]
-    batch = sim.batches[k, slot]
-    sim.entry_request[k, slot, batch.num_entries] = i
-    sim.entry_tokens[k, slot, batch.num_entries] = num_tokens
+    replica = replica_at(sim.replicas, k)
+    batch = batch_at(replica.batches, slot)
+    entry_at(batch.entries, batch.num_entries).request = i
+    entry_at(batch.entries, batch.num_entries).num_tokens = num_tokens
     batch.num_entries += 1
-    processed = sim.requests[i].processed
+    processed = request_at(sim.requests, i).processed
     batch.prefill_tokens += num_tokens
     batch.kv_tokens += (processed + 63) // 64 * 64
     batch.pairs += num_tokens * (processed + num_tokens / 2)
     batch.squares += float(num_tokens) * num_tokens
 
 
-@njit
+@kernel
 def add_decode(sim, k, slot, i):  # type: ignore[no-untyped-def]
-    batch = sim.batches[k, slot]
-    sim.entry_request[k, slot, batch.num_entries] = i
-    sim.entry_tokens[k, slot, batch.num_entries] = 1
+    replica = replica_at(sim.replicas, k)
+    batch = batch_at(replica.batches, slot)
+    entry_at(batch.entries, batch.num_entries).request = i
+    entry_at(batch.entries, batch.num_entries).num_tokens = 1
     batch.num_entries += 1
     batch.num_decodes += 1
     batch.context_tokens += num_processed(sim, k, i)
 
 
-@njit
+@kernel
 def add_all_decodes(sim, k, slot, num_new_blocks):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    batch = sim.batches[k, slot]
+    replica = replica_at(sim.replicas, k)
+    batch = batch_at(replica.batches, slot)
     replica.used_blocks += num_new_blocks
     batch.num_decodes = replica.num_decoding
     batch.context_tokens = replica.sum_processed + replica.num_decoding * replica.steps
 
 
-@njit
+@kernel
 def num_sequences(batch):  # type: ignore[no-untyped-def]
     return batch.num_entries + batch.num_decodes if batch.is_lazy else batch.num_entries
 
 
-@njit
+@kernel
 def admit(sim, k, num_blocks):  # type: ignore[no-untyped-def]
     """Take the head of the queue and give it memory."""
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
     replica.used_blocks += num_blocks
     replica.num_holding += 1
     return pop_waiting(sim, k)
 
 
-@njit
+@kernel
 def has_room_for_prompt(replica, num_blocks):  # type: ignore[no-untyped-def]
     return replica.num_blocks - replica.used_blocks - num_blocks >= replica.watermark_blocks
 
 
-@njit
+@kernel
 def can_step_lazily(sim, k, num_new_blocks):  # type: ignore[no-untyped-def]
     """Vidur wants a free block for each decoding request in turn, even one that needs no new block."""
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
     return replica.num_stages == 1 and replica.num_blocks - replica.used_blocks > num_new_blocks
 
 
-@njit
+@kernel
 def grow_or_evict(sim, k, i, position, stop):  # type: ignore[no-untyped-def]
     """Vidur: make room for i's next token at the cost of the end of the list, or of i itself.
 
     Returns the new end of the running list, or -1 if i itself was evicted.
     """
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
     while replica.num_blocks - replica.used_blocks < 1:
         if position < stop:
             stop -= 1
-            evict(sim, k, sim.running[k, stop])
+            evict(sim, k, running[stop])
         else:
             evict(sim, k, i)
             return -1
@@ -127,23 +130,25 @@ def grow_or_evict(sim, k, i, position, stop):  # type: ignore[no-untyped-def]
     return stop
 
 
-@njit
+@kernel
 def keep_running(sim, k, start, stop):  # type: ignore[no-untyped-def]
     """Only running[start:stop] stays on the list."""
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
     for position in range(start, stop):
-        sim.running[k, position - start] = sim.running[k, position]
+        running[position - start] = running[position]
     replica.num_running = stop - start
     find_first_partial(sim, k)
 
 
-@njit
+@kernel
 def form_vllm(sim, k, slot):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    batch = sim.batches[k, slot]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
+    batch = batch_at(replica.batches, slot)
     longest = 0
     while replica.num_waiting > 0:
-        prefill = sim.requests[replica.waiting_head].prefill
+        prefill = request_at(sim.requests, replica.waiting_head).prefill
         num_blocks = blocks_for(prefill, replica.block_size)
         padded = (batch.num_entries + 1) * max(longest, prefill)
         if (
@@ -159,7 +164,7 @@ def form_vllm(sim, k, slot):  # type: ignore[no-untyped-def]
         return
 
     if replica.is_unsorted:
-        sort_by_arrival(sim, sim.running[k], 0, replica.num_running)
+        sort_by_arrival(sim, running, 0, replica.num_running)
         replica.is_unsorted = 0
     num_new_blocks = blocks_next_step(sim, k)
     if can_step_lazily(sim, k, num_new_blocks):
@@ -169,7 +174,7 @@ def form_vllm(sim, k, slot):  # type: ignore[no-untyped-def]
     position = 0
     stop = replica.num_running
     while position < stop and batch.num_entries < replica.micro_seqs:
-        i = sim.running[k, position]
+        i = running[position]
         position += 1
         new_stop = grow_or_evict(sim, k, i, position, stop)
         if new_stop >= 0:
@@ -180,11 +185,12 @@ def form_vllm(sim, k, slot):  # type: ignore[no-untyped-def]
     keep_running(sim, k, position, stop)
 
 
-@njit
+@kernel
 def form_sarathi(sim, k, slot):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    batch = sim.batches[k, slot]
-    partial = sim.scratch
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
+    batch = batch_at(replica.batches, slot)
+    partial = int_list(sim.scratch, sim.max_seqs)
     num_partial = 0
     num_new_blocks = blocks_next_step(sim, k)
     if replica.num_running == 0 or can_step_lazily(sim, k, num_new_blocks):
@@ -199,9 +205,9 @@ def form_sarathi(sim, k, slot):  # type: ignore[no-untyped-def]
         position = 0
         stop = replica.num_running
         while position < stop and batch.num_entries < replica.micro_seqs:
-            i = sim.running[k, position]
+            i = running[position]
             position += 1
-            if not sim.requests[i].is_decoding:
+            if not request_at(sim.requests, i).is_decoding:
                 partial[num_partial] = i
                 num_partial += 1
                 replica.num_partial -= 1
@@ -219,7 +225,7 @@ def form_sarathi(sim, k, slot):  # type: ignore[no-untyped-def]
     num_skipped = 0
     for index in range(num_partial):
         i = partial[index]
-        request = sim.requests[i]
+        request = request_at(sim.requests, i)
         chunk = max(0, min(request.prefill - request.processed, replica.chunk_tokens - num_tokens))
         if chunk == 0:
             partial[num_skipped] = i
@@ -232,14 +238,15 @@ def form_sarathi(sim, k, slot):  # type: ignore[no-untyped-def]
         put_in_front(sim, k, num_skipped)
     else:
         for position in range(rest_from, rest_to):
-            partial[num_skipped + position - rest_from] = sim.running[k, position]
+            partial[num_skipped + position - rest_from] = running[position]
         replica.num_running = num_skipped + rest_to - rest_from
         sort_by_arrival(sim, partial, 0, replica.num_running)
-        sim.running[k, : replica.num_running] = partial[: replica.num_running]
+        for position in range(replica.num_running):
+            running[position] = partial[position]
         find_first_partial(sim, k)
 
     while replica.num_waiting > 0:
-        prefill = sim.requests[replica.waiting_head].prefill
+        prefill = request_at(sim.requests, replica.waiting_head).prefill
         chunk = min(prefill, replica.chunk_tokens - num_tokens)
         num_blocks = blocks_for(prefill, replica.block_size)
         if (
@@ -253,19 +260,21 @@ def form_sarathi(sim, k, slot):  # type: ignore[no-untyped-def]
         add_prefill(sim, k, slot, admit(sim, k, num_blocks), chunk)
 
 
-@njit
+@kernel
 def take_partials(sim, k):  # type: ignore[no-untyped-def]
-    """Move the partly prefilled requests from the running list to `scratch`, order kept."""
-    replica = sim.replicas[k]
+    """Move the partly prefilled requests from the running list to the scratch list, order kept."""
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
+    partial = int_list(sim.scratch, sim.max_seqs)
     num_taken = 0
     kept = replica.first_partial
     for position in range(replica.first_partial, replica.num_running):
-        i = sim.running[k, position]
-        if sim.requests[i].is_decoding:
-            sim.running[k, kept] = i
+        i = running[position]
+        if request_at(sim.requests, i).is_decoding:
+            running[kept] = i
             kept += 1
         else:
-            sim.scratch[num_taken] = i
+            partial[num_taken] = i
             num_taken += 1
     replica.num_running = kept
     replica.num_partial = 0
@@ -273,30 +282,34 @@ def take_partials(sim, k):  # type: ignore[no-untyped-def]
     return num_taken
 
 
-@njit
+@kernel
 def put_in_front(sim, k, num_skipped):  # type: ignore[no-untyped-def]
     """Vidur's sarathi: chunks that got no budget come before everything that ran."""
     if num_skipped == 0:
         return
-    replica = sim.replicas[k]
-    sort_by_arrival(sim, sim.scratch, 0, num_skipped)
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
+    skipped = int_list(sim.scratch, sim.max_seqs)
+    sort_by_arrival(sim, skipped, 0, num_skipped)
     for position in range(replica.num_running - 1, -1, -1):
-        sim.running[k, position + num_skipped] = sim.running[k, position]
-    sim.running[k, :num_skipped] = sim.scratch[:num_skipped]
+        running[position + num_skipped] = running[position]
+    for position in range(num_skipped):
+        running[position] = skipped[position]
     replica.num_running += num_skipped
     replica.first_partial = 0
 
 
-@njit
+@kernel
 def form_orca(sim, k, slot):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    batch = sim.batches[k, slot]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
+    batch = batch_at(replica.batches, slot)
     if batch.is_lazy:
         add_all_decodes(sim, k, slot, 0)
     else:
         position = 0
         while position < replica.num_running and batch.num_entries < replica.micro_seqs:
-            add_decode(sim, k, slot, sim.running[k, position])
+            add_decode(sim, k, slot, running[position])
             position += 1
         keep_running(sim, k, position, replica.num_running)
     while (
@@ -304,11 +317,11 @@ def form_orca(sim, k, slot):  # type: ignore[no-untyped-def]
         and num_sequences(batch) < replica.micro_seqs
         and replica.num_blocks - replica.used_blocks >= replica.blocks_per_seq
     ):
-        prefill = sim.requests[replica.waiting_head].prefill
+        prefill = request_at(sim.requests, replica.waiting_head).prefill
         add_prefill(sim, k, slot, admit(sim, k, replica.blocks_per_seq), prefill)
 
 
-@njit
+@kernel
 def chunk_of(replica, request, budget):  # type: ignore[no-untyped-def]
     """Prompt tokens vLLM would run now."""
     wanted = request.prefill - request.processed
@@ -317,19 +330,19 @@ def chunk_of(replica, request, budget):  # type: ignore[no-untyped-def]
     return min(wanted, budget)
 
 
-@njit
+@kernel
 def form_vllm_v1(sim, k, slot):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    batch = sim.batches[k, slot]
-    num_preemptions = sim.cluster[0].num_preemptions
+    replica = replica_at(sim.replicas, k)
+    batch = batch_at(replica.batches, slot)
+    num_preemptions = sim.num_preemptions
     budget = run_lazily_v1(sim, k, slot) if batch.is_lazy else -1
     if budget < 0:
         batch.is_lazy = 0
         budget = run_exactly_v1(sim, k, slot)
-    if sim.cluster[0].num_preemptions > num_preemptions:
+    if sim.num_preemptions > num_preemptions:
         return
     while replica.num_waiting > 0 and budget > 0 and replica.num_running < replica.max_seqs:
-        request = sim.requests[replica.waiting_head]
+        request = request_at(sim.requests, replica.waiting_head)
         watermark = replica.watermark_blocks if replica.num_running > 0 else 0
         # The whole prompt must fit, though only the first chunk is allocated.
         full = blocks_for(request.prefill, replica.block_size)
@@ -340,19 +353,20 @@ def form_vllm_v1(sim, k, slot):  # type: ignore[no-untyped-def]
         i = admit(sim, k, blocks_for(chunk, replica.block_size))
         append_running(sim, k, i)
         add_prefill(sim, k, slot, i, chunk)
-        sim.requests[i].is_in_flight = 1
+        request_at(sim.requests, i).is_in_flight = 1
 
 
-@njit
+@kernel
 def run_lazily_v1(sim, k, slot):  # type: ignore[no-untyped-def]
     """Schedule all running requests at once; returns the budget left, or -1 if someone would be left out."""
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
     budget = replica.max_batch_tokens - replica.first_partial
     if budget < 0:
         return -1
     num_new_blocks = blocks_next_step(sim, k)
     for position in range(replica.first_partial, replica.num_running):
-        request = sim.requests[sim.running[k, position]]
+        request = request_at(sim.requests, running[position])
         if request.is_decoding:
             if budget == 0:
                 return -1
@@ -367,11 +381,11 @@ def run_lazily_v1(sim, k, slot):  # type: ignore[no-untyped-def]
 
     left = replica.max_batch_tokens - replica.first_partial
     for position in range(replica.first_partial, replica.num_running):
-        i = sim.running[k, position]
-        if sim.requests[i].is_decoding:
+        i = running[position]
+        if request_at(sim.requests, i).is_decoding:
             left -= 1
         else:
-            chunk = chunk_of(replica, sim.requests[i], left)
+            chunk = chunk_of(replica, request_at(sim.requests, i), left)
             left -= chunk
             if chunk > 0:
                 add_prefill(sim, k, slot, i, chunk)
@@ -379,24 +393,27 @@ def run_lazily_v1(sim, k, slot):  # type: ignore[no-untyped-def]
     return budget
 
 
-@njit
+@kernel
 def last_evictable(sim, k):  # type: ignore[no-untyped-def]
     """Position of the latest running request that no batch in flight needs, or -1."""
-    position = sim.replicas[k].num_running - 1
-    while position >= 0 and sim.requests[sim.running[k, position]].is_in_flight:
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
+    position = replica.num_running - 1
+    while position >= 0 and request_at(sim.requests, running[position]).is_in_flight:
         position -= 1
     return position
 
 
-@njit
+@kernel
 def run_exactly_v1(sim, k, slot):  # type: ignore[no-untyped-def]
     """Walk the running list as vLLM does, preempting from its end; returns the budget left."""
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
     budget = replica.max_batch_tokens
     position = 0
     while position < replica.num_running and budget > 0:
-        i = sim.running[k, position]
-        request = sim.requests[i]
+        i = running[position]
+        request = request_at(sim.requests, i)
         if request.is_in_flight:
             position += 1
             continue
@@ -411,9 +428,9 @@ def run_exactly_v1(sim, k, slot):  # type: ignore[no-untyped-def]
         while num_new_blocks > replica.num_blocks - replica.used_blocks and last > position:
             last = last_evictable(sim, k)
             if last >= 0:
-                evict(sim, k, sim.running[k, last])
+                evict(sim, k, running[last])
                 for later in range(last + 1, replica.num_running):
-                    sim.running[k, later - 1] = sim.running[k, later]
+                    running[later - 1] = running[later]
                 replica.num_running -= 1
         if last <= position:  # it was the latest itself
             break

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
-
-from pointsman.signals import QUEUE_LENGTH
+from pointsman.signals import NUM_SIGNALS, QUEUE_LENGTH
+from pointsman.simulator.jit import kernel
+from pointsman.simulator.memory import float_table, int_list, long_list
 from pointsman.simulator.state import (
     NOBODY,
     NUM_TBT_BINS,
@@ -19,59 +19,64 @@ from pointsman.simulator.state import (
     TBT_LOG_WIDTH,
     TBT_LOWEST_S,
     VLLM_V1,
+    replica_at,
+    request_at,
 )
 
 
-@njit
+@kernel
 def blocks_for(num_tokens, block_size):  # type: ignore[no-untyped-def]
     return (num_tokens + block_size - 1) // block_size
 
 
-@njit
+@kernel
 def push_waiting(sim, k, i):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    sim.requests[i].next = NOBODY
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    replica = replica_at(sim.replicas, k)
+    request_at(sim.requests, i).next = NOBODY
     if replica.waiting_head == NOBODY:
         replica.waiting_head = i
     else:
-        sim.requests[replica.waiting_tail].next = i
+        request_at(sim.requests, replica.waiting_tail).next = i
     replica.waiting_tail = i
     replica.num_waiting += 1
-    sim.signals[QUEUE_LENGTH, k] += 1.0
+    signals[QUEUE_LENGTH, k] += 1.0
 
 
-@njit
+@kernel
 def push_waiting_front(sim, k, i):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    sim.requests[i].next = replica.waiting_head
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    replica = replica_at(sim.replicas, k)
+    request_at(sim.requests, i).next = replica.waiting_head
     if replica.waiting_head == NOBODY:
         replica.waiting_tail = i
     replica.waiting_head = i
     replica.num_waiting += 1
-    sim.signals[QUEUE_LENGTH, k] += 1.0
+    signals[QUEUE_LENGTH, k] += 1.0
 
 
-@njit
+@kernel
 def pop_waiting(sim, k):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    replica = replica_at(sim.replicas, k)
     i = replica.waiting_head
-    replica.waiting_head = sim.requests[i].next
+    replica.waiting_head = request_at(sim.requests, i).next
     replica.num_waiting -= 1
-    sim.signals[QUEUE_LENGTH, k] -= 1.0
+    signals[QUEUE_LENGTH, k] -= 1.0
     return i
 
 
-@njit
+@kernel
 def num_processed(sim, k, i):  # type: ignore[no-untyped-def]
-    request = sim.requests[i]
-    return request.processed + sim.replicas[k].steps if request.is_decoding else request.processed
+    request = request_at(sim.requests, i)
+    return request.processed + replica_at(sim.replicas, k).steps if request.is_decoding else request.processed
 
 
-@njit
+@kernel
 def held_blocks(sim, k, i):  # type: ignore[no-untyped-def]
     """Blocks of a request that is not part of the batch being formed or in flight."""
-    replica = sim.replicas[k]
-    request = sim.requests[i]
+    replica = replica_at(sim.replicas, k)
+    request = request_at(sim.requests, i)
     if replica.scheduler == ORCA:
         return replica.blocks_per_seq
     if request.is_decoding:
@@ -81,89 +86,94 @@ def held_blocks(sim, k, i):  # type: ignore[no-untyped-def]
     return blocks_for(request.prefill, replica.block_size)
 
 
-@njit
+@kernel
 def integrate_kv(sim, k):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    replica.kv_area += replica.used_blocks * (sim.cluster[0].now - replica.kv_since)
-    replica.kv_since = sim.cluster[0].now
+    replica = replica_at(sim.replicas, k)
+    replica.kv_area += replica.used_blocks * (sim.now - replica.kv_since)
+    replica.kv_since = sim.now
 
 
-@njit
+@kernel
 def start_decoding(sim, k, i):  # type: ignore[no-untyped-def]
     """From here on the request's tokens are counted by `steps`."""
-    replica = sim.replicas[k]
-    request = sim.requests[i]
+    replica = replica_at(sim.replicas, k)
+    phase_count = int_list(replica.phase_count, replica.block_size)
+    request = request_at(sim.requests, i)
     total = request.num_prefill + request.num_decode
     request.is_decoding = 1
     request.processed -= replica.steps
-    sim.phase_count[k, (request.processed - 1) % replica.block_size] += 1
+    phase_count[(request.processed - 1) % replica.block_size] += 1
     replica.num_decoding += 1
     replica.sum_processed += request.processed
     replica.next_finish = min(replica.next_finish, total - request.processed)
 
 
-@njit
+@kernel
 def stop_decoding(sim, k, i):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
-    request = sim.requests[i]
-    sim.phase_count[k, (request.processed - 1) % replica.block_size] -= 1
+    replica = replica_at(sim.replicas, k)
+    phase_count = int_list(replica.phase_count, replica.block_size)
+    request = request_at(sim.requests, i)
+    phase_count[(request.processed - 1) % replica.block_size] -= 1
     replica.num_decoding -= 1
     replica.sum_processed -= request.processed
     request.processed += replica.steps
     request.is_decoding = 0
 
 
-@njit
+@kernel
 def blocks_next_step(sim, k):  # type: ignore[no-untyped-def]
     """How many decoding requests need another block for their next token."""
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
+    phase_count = int_list(replica.phase_count, replica.block_size)
     if replica.scheduler == ORCA:
         return 0
-    return sim.phase_count[k, -replica.steps % replica.block_size]
+    return phase_count[-replica.steps % replica.block_size]
 
 
-@njit
+@kernel
 def record_interval(sim, interval_s, num_tokens):  # type: ignore[no-untyped-def]
     """Count `num_tokens` tokens that came `interval_s` after the previous one of their stream."""
     position = math.log(max(interval_s, TBT_LOWEST_S) / TBT_LOWEST_S) / TBT_LOG_WIDTH
-    sim.tbt_histogram[min(int(position), NUM_TBT_BINS - 1)] += num_tokens
+    long_list(sim.tbt_histogram, NUM_TBT_BINS)[min(int(position), NUM_TBT_BINS - 1)] += num_tokens
 
 
-@njit
+@kernel
 def last_token_at(sim, k, i):  # type: ignore[no-untyped-def]
-    return max(sim.requests[i].last_token_at, sim.replicas[k].last_step_at)
+    return max(request_at(sim.requests, i).last_token_at, replica_at(sim.replicas, k).last_step_at)
 
 
-@njit
+@kernel
 def set_last_token(sim, k, i):  # type: ignore[no-untyped-def]
     """Note a token that did not come with a step of all decoding requests."""
-    replica = sim.replicas[k]
-    request = sim.requests[i]
+    replica = replica_at(sim.replicas, k)
+    fresh = int_list(replica.fresh, sim.max_seqs)
+    request = request_at(sim.requests, i)
     if not request.is_fresh:
         request.is_fresh = 1
-        sim.fresh[k, replica.num_fresh] = i
+        fresh[replica.num_fresh] = i
         replica.num_fresh += 1
-    request.last_token_at = sim.cluster[0].now
+    request.last_token_at = sim.now
 
 
-@njit
+@kernel
 def forget_fresh(sim, k, i):  # type: ignore[no-untyped-def]
-    if not sim.requests[i].is_fresh:
+    if not request_at(sim.requests, i).is_fresh:
         return
-    sim.requests[i].is_fresh = 0
-    replica = sim.replicas[k]
+    request_at(sim.requests, i).is_fresh = 0
+    replica = replica_at(sim.replicas, k)
+    fresh = int_list(replica.fresh, sim.max_seqs)
     position = 0
-    while sim.fresh[k, position] != i:
+    while fresh[position] != i:
         position += 1
     replica.num_fresh -= 1
-    sim.fresh[k, position] = sim.fresh[k, replica.num_fresh]
+    fresh[position] = fresh[replica.num_fresh]
 
 
-@njit
+@kernel
 def evict(sim, k, i):  # type: ignore[no-untyped-def]
     """Preemption by recomputation: free the memory, start over from the front of the queue."""
-    replica = sim.replicas[k]
-    request = sim.requests[i]
+    replica = replica_at(sim.replicas, k)
+    request = request_at(sim.requests, i)
     integrate_kv(sim, k)
     replica.used_blocks -= held_blocks(sim, k, i)
     replica.num_holding -= 1
@@ -178,47 +188,49 @@ def evict(sim, k, i):  # type: ignore[no-untyped-def]
             request.prefill = request.processed  # Vidur's quirk: the rest of the prompt becomes output
     request.processed = 0
     request.restarts += 1
-    sim.cluster[0].num_preemptions += 1
+    sim.num_preemptions += 1
     push_waiting_front(sim, k, i)
 
 
-@njit
+@kernel
 def append_running(sim, k, i):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
     position = replica.num_running
     if position > 0:
-        last = sim.running[k, position - 1]
-        if sim.requests[i].arrived_at < sim.requests[last].arrived_at:
+        last = running[position - 1]
+        if request_at(sim.requests, i).arrived_at < request_at(sim.requests, last).arrived_at:
             replica.is_unsorted = 1
-    sim.running[k, position] = i
+    running[position] = i
     replica.num_running = position + 1
-    if not sim.requests[i].is_decoding:
+    if not request_at(sim.requests, i).is_decoding:
         replica.num_partial += 1
         replica.first_partial = min(replica.first_partial, position)
     elif replica.num_partial == 0:
         replica.first_partial = position + 1
 
 
-@njit
+@kernel
 def find_first_partial(sim, k):  # type: ignore[no-untyped-def]
-    replica = sim.replicas[k]
+    replica = replica_at(sim.replicas, k)
+    running = int_list(replica.running, sim.max_seqs)
     position = 0
     if replica.num_partial == 0:
         position = replica.num_running
     else:
-        while sim.requests[sim.running[k, position]].is_decoding:
+        while request_at(sim.requests, running[position]).is_decoding:
             position += 1
     replica.first_partial = position
 
 
-@njit
+@kernel
 def sort_by_arrival(sim, items, start, stop):  # type: ignore[no-untyped-def]
     """Stable insertion sort of request numbers; the lists are short and nearly sorted."""
     for position in range(start + 1, stop):
         i = items[position]
-        arrived_at = sim.requests[i].arrived_at
+        arrived_at = request_at(sim.requests, i).arrived_at
         hole = position
-        while hole > start and sim.requests[items[hole - 1]].arrived_at > arrived_at:
+        while hole > start and request_at(sim.requests, items[hole - 1]).arrived_at > arrived_at:
             items[hole] = items[hole - 1]
             hole -= 1
         items[hole] = i

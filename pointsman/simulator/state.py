@@ -1,11 +1,10 @@
-"""Everything a batch of simulated clusters knows, in flat arrays.
+"""Everything a simulated cluster knows, in flat arrays of records.
 
-`Batch` holds N independent clusters: every array has a leading axis [N] and is padded to the largest
-cluster. `view(batch, i)` narrows it to `Sim`, cluster i alone, without copying; all kernels work on a `Sim`.
-Records (one row a request, a replica, a cluster) keep what is read together next to each other in memory;
+Kernels work on one `SIM` record: the cluster itself, and the addresses of its tables (see memory.py).
+Records (one row a request, a replica, a batch) keep what is read together next to each other in memory;
 `signals` is a table with one row a signal, because policies scan one signal over all replicas.
 
-Letters: N clusters, R replicas, M sequences a replica may batch, G pipeline stages, B tokens a KV block.
+Letters: R replicas, M sequences a replica may hold, G pipeline stages, B tokens a KV block.
 
 Tokens processed are counted lazily. In a step without memory pressure every decoding request of a replica
 advances by one token, so the step only increments `steps`: a decoding request has processed
@@ -16,13 +15,9 @@ the same with 5 or 200 running requests.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-from pointsman.signals import NUM_SIGNALS
+from pointsman.simulator.memory import row_accessor
 
 NEVER = -1.0  # a time that has not come yet
 NOBODY = -1  # a request or replica that does not exist
@@ -42,8 +37,27 @@ TBT_LOG_WIDTH = np.log(1.01)
 
 NUM_LENGTH_CLASSES = 24  # output lengths are estimated for each power of two of the prompt length
 
-CLUSTER = np.dtype(
+SIM = np.dtype(
     [
+        # Tables, by address.
+        ("replicas", "i8"),  # [R] REPLICA
+        ("requests", "i8"),  # [num_requests] REQUEST, in order of arrival
+        ("events", "i8"),  # [num_events] EVENT, in order of time
+        ("costs", "i8"),  # COST, shared by all clusters
+        ("heap", "i8"),  # FUTURE
+        ("ring", "i8"),  # [ring_capacity] INSTANT
+        ("signals", "i8"),  # [NUM_SIGNALS, R] f8
+        ("scraped", "i8"),  # [3, R] f8: values on their way from the servers to the router
+        ("output_estimate", "i8"),  # [NUM_LENGTH_CLASSES] f8
+        ("tbt_histogram", "i8"),  # [NUM_TBT_BINS] i8
+        ("touched", "i8"),  # [R + 1] i4: replicas that got a request in this round of decisions
+        ("credit", "i8"),  # [R] f8: of the weighted round robin
+        ("scratch", "i8"),  # [M] i4
+        ("batch_log", "i8"),  # [batch_log_capacity] BATCH_LOG
+        ("ring_capacity", "i8"),
+        ("num_events", "i8"),
+        ("batch_log_capacity", "i8"),
+        ("max_seqs", "i8"),  # M
         ("now", "f8"),
         ("time_limit", "f8"),
         ("status", "i4"),
@@ -96,6 +110,11 @@ CLUSTER = np.dtype(
 
 REPLICA = np.dtype(
     [
+        ("running", "i8"),  # [M] i4: requests that hold memory, in scheduling order
+        ("fresh", "i8"),  # [M] i4: decoding requests whose last token came after the last step of all
+        ("phase_count", "i8"),  # [B] i4: decoding requests by (processed - 1) mod B
+        ("batches", "i8"),  # [G] BATCH
+        ("stages", "i8"),  # [G] STAGE
         ("scheduler", "i4"),
         ("num_stages", "i4"),
         ("block_size", "i4"),
@@ -178,12 +197,43 @@ BATCH = np.dtype(
         ("squares", "f8"),
         ("formed_at", "f8"),
         ("stage_s", "f8"),
+        ("entries", "i8"),  # [M] ENTRY
     ],
     align=True,
 )
 
+ENTRY = np.dtype([("request", "i4"), ("num_tokens", "i4")], align=True)
+
 STAGE = np.dtype(
-    [("is_busy", "i4"), ("batch", "i4"), ("num_queued", "i4"), ("seq", "i8"), ("started_at", "f8")],
+    [
+        ("queue", "i8"),  # [G] i4: batches that wait for the stage
+        ("num_queued", "i4"),
+        ("is_busy", "i4"),
+        ("seq", "i8"),  # number of the event that will end it
+    ],
+    align=True,
+)
+
+FUTURE = np.dtype([("time", "f8"), ("seq", "i8"), ("what", "i8")], align=True)
+
+INSTANT = np.dtype([("seq", "i8"), ("what", "i8")], align=True)
+
+COST = np.dtype(
+    [
+        ("kind", "i8"),
+        ("coefficients", "i8"),  # address of [6] f8, and so on
+        ("token_s", "i8"),
+        ("num_token_s", "i8"),
+        ("sequence_s", "i8"),
+        ("num_sequence_s", "i8"),
+        ("decode_s", "i8"),
+        ("decode_rows", "i8"),
+        ("decode_columns", "i8"),
+        ("prefill_s", "i8"),
+        ("prefill_rows", "i8"),
+        ("prefill_columns", "i8"),
+        ("grid", "i8"),
+    ],
     align=True,
 )
 
@@ -202,165 +252,13 @@ BATCH_LOG = np.dtype(
     align=True,
 )
 
-Array = NDArray[Any]
-
-
-class Costs(NamedTuple):
-    """Execution-time tables of all cost models in use, shared by all clusters; first axis = cost model."""
-
-    kind: Array
-    coefficients: Array
-    token_s: Array
-    sequence_s: Array
-    decode_s: Array
-    prefill_s: Array
-    grid: Array
-
-
-class Batch(NamedTuple):
-    """N clusters. Shapes are those of `Sim` behind a leading [N], but for `costs`, which all share."""
-
-    cluster: Array
-    replicas: Array
-    requests: Array
-    events: Array
-    running: Array
-    fresh: Array
-    phase_count: Array
-    batches: Array
-    entry_request: Array
-    entry_tokens: Array
-    stages: Array
-    stage_queue: Array
-    heap_time: Array
-    heap_seq: Array
-    heap_what: Array
-    ring_seq: Array
-    ring_what: Array
-    signals: Array
-    scraped: Array
-    output_estimate: Array
-    tbt_histogram: Array
-    touched: Array
-    credit: Array
-    scratch: Array
-    batch_log: Array
-    costs: Costs
-
-
-class Sim(NamedTuple):
-    """One cluster."""
-
-    cluster: Array  # [1] CLUSTER
-    replicas: Array  # [R] REPLICA
-    requests: Array  # [num_requests] REQUEST, in order of arrival
-    events: Array  # [num_events] EVENT, in order of time
-    running: Array  # [R, M] requests that hold memory, in scheduling order
-    fresh: Array  # [R, M] decoding requests whose last token came after the last step of all
-    phase_count: Array  # [R, B] decoding requests by (processed - 1) mod B
-    batches: Array  # [R, G] BATCH
-    entry_request: Array  # [R, G, M]
-    entry_tokens: Array  # [R, G, M]
-    stages: Array  # [R, G] STAGE
-    stage_queue: Array  # [R, G, G] batches waiting for a stage
-    heap_time: Array
-    heap_seq: Array
-    heap_what: Array
-    ring_seq: Array
-    ring_what: Array
-    signals: Array  # [NUM_SIGNALS, R]
-    scraped: Array  # [3, R] values on their way from the servers to the router
-    output_estimate: Array  # [NUM_LENGTH_CLASSES]
-    tbt_histogram: Array  # [NUM_TBT_BINS]
-    touched: Array  # [R + 1] replicas that got a request in this round of decisions
-    credit: Array  # [R] of the weighted round robin
-    scratch: Array  # [M]
-    batch_log: Array
-    costs: Costs
-
-
-@njit
-def view(batch, i):  # type: ignore[no-untyped-def]
-    """Cluster i of the batch, sharing its memory."""
-    return Sim(
-        batch.cluster[i],
-        batch.replicas[i],
-        batch.requests[i],
-        batch.events[i],
-        batch.running[i],
-        batch.fresh[i],
-        batch.phase_count[i],
-        batch.batches[i],
-        batch.entry_request[i],
-        batch.entry_tokens[i],
-        batch.stages[i],
-        batch.stage_queue[i],
-        batch.heap_time[i],
-        batch.heap_seq[i],
-        batch.heap_what[i],
-        batch.ring_seq[i],
-        batch.ring_what[i],
-        batch.signals[i],
-        batch.scraped[i],
-        batch.output_estimate[i],
-        batch.tbt_histogram[i],
-        batch.touched[i],
-        batch.credit[i],
-        batch.scratch[i],
-        batch.batch_log[i],
-        batch.costs,
-    )
-
-
-class Sizes(NamedTuple):
-    """How large the arrays of a batch of clusters must be."""
-
-    num_clusters: int
-    num_replicas: int
-    num_requests: int
-    num_events: int
-    max_seqs: int
-    num_stages: int
-    block_size: int
-    num_users: int
-    batch_log: int
-
-
-def allocate(sizes: Sizes, costs: Costs) -> Batch:
-    n, r, m, g = sizes.num_clusters, sizes.num_replicas, sizes.max_seqs, sizes.num_stages
-    # One end of stage for each stage, one timer, one scrape on its way, one arrival for each closed-loop user.
-    heap = r * g + sizes.num_users + 8
-    # An instant holds at most a few events for each batch in flight, plus one wake-up of the router.
-    ring = 4 * r * (g + 1) + 16
-
-    def records(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return np.zeros(shape, dtype=dtype).view(np.recarray)
-
-    return Batch(
-        cluster=records((n, 1), CLUSTER),
-        replicas=records((n, r), REPLICA),
-        requests=records((n, sizes.num_requests), REQUEST),
-        events=records((n, sizes.num_events), EVENT),
-        running=np.zeros((n, r, m), np.int32),
-        fresh=np.zeros((n, r, m), np.int32),
-        phase_count=np.zeros((n, r, sizes.block_size), np.int32),
-        batches=records((n, r, g), BATCH),
-        entry_request=np.zeros((n, r, g, m), np.int32),
-        entry_tokens=np.zeros((n, r, g, m), np.int32),
-        stages=records((n, r, g), STAGE),
-        stage_queue=np.zeros((n, r, g, g), np.int32),
-        heap_time=np.zeros((n, heap)),
-        heap_seq=np.zeros((n, heap), np.int64),
-        heap_what=np.zeros((n, heap), np.int64),
-        ring_seq=np.zeros((n, ring), np.int64),
-        ring_what=np.zeros((n, ring), np.int64),
-        signals=np.zeros((n, NUM_SIGNALS, r)),
-        scraped=np.zeros((n, 3, r)),
-        output_estimate=np.zeros((n, NUM_LENGTH_CLASSES)),
-        tbt_histogram=np.zeros((n, NUM_TBT_BINS), np.int64),
-        touched=np.zeros((n, r + 1), np.int32),
-        credit=np.zeros((n, r)),
-        scratch=np.zeros((n, m), np.int32),
-        batch_log=records((n, sizes.batch_log), BATCH_LOG),
-        costs=costs,
-    )
+replica_at = row_accessor(REPLICA)
+request_at = row_accessor(REQUEST)
+batch_at = row_accessor(BATCH)
+entry_at = row_accessor(ENTRY)
+stage_at = row_accessor(STAGE)
+event_at = row_accessor(EVENT)
+future_at = row_accessor(FUTURE)
+instant_at = row_accessor(INSTANT)
+cost_at = row_accessor(COST)
+log_at = row_accessor(BATCH_LOG)

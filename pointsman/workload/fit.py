@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from pointsman.errors import InputError
 from pointsman.workload.readers import read_trace
 from pointsman.workload.spec import NamedDistribution, TraceFile
 from pointsman.workload.tables import LEVELS, NUM_CELLS, LengthTable
@@ -80,7 +81,10 @@ def main() -> None:
         prompt, output = published_summarization()
         source = "figures of the arXiv summarisation set in Sarathi-Serve (OSDI 2024)"
     else:
-        trace = read_trace(TraceFile(path=args.trace), needs_times=False)
+        try:
+            trace = read_trace(TraceFile(path=args.trace), needs_times=False)
+        except InputError as error:
+            parser.error(str(error))
         prompt, output = trace.num_prefill_tokens, trace.num_decode_tokens
         source = Path(args.trace).name
     table = fit_table(prompt, output, source)
@@ -90,7 +94,7 @@ def main() -> None:
 
 
 def _report(path: Path, wanted: dict[str, float], table: LengthTable) -> None:
-    got = length_figures(*table.sample(1_000_000, np.random.default_rng(1)))
+    got = length_figures(*table.sample(300_000, np.random.default_rng(1)))
     shown = Table("figure", "source", "table", title=path.name)
     for name, value in wanted.items():
         digits = 3 if name == "rank correlation" else 1

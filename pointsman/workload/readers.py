@@ -142,7 +142,7 @@ def _is_calendar(values: pl.Series) -> bool:
     if values.dtype == pl.String:
         first = values.drop_nulls().head(1).str.strip_chars()
         return first.str.contains(r"^\d{4}-\d\d-\d\d[ T]").any()
-    return values.dtype.is_temporal()
+    return isinstance(values.dtype, pl.Datetime | pl.Date)
 
 
 def _calendar_seconds(table: RawTable, column: str) -> NDArray[np.float64]:

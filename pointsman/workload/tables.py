@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 
 import numpy as np
@@ -50,6 +51,7 @@ class LengthTable:
         return json.dumps(lists, separators=(",", ":")) + "\n"
 
 
+@cache
 def load_table(name: NamedDistribution) -> LengthTable:
     text = resources.files("pointsman.workload").joinpath("data", f"{name}.json").read_text("utf-8")
     data = json.loads(text)

@@ -60,8 +60,9 @@ def test_shipped_table_is_what_the_command_writes(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "azure-code.json").read_text("utf-8") == load_table("azure-code").to_json()
 
 
-def test_command_needs_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["fit", "--name", "azure-conv"])
+@pytest.mark.parametrize("trace", [[], ["none.csv"]], ids=["none given", "missing file"])
+def test_command_needs_a_trace(trace: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fit", *trace, "--name", "azure-conv"])
     with pytest.raises(SystemExit) as caught:
         fit.main()
     assert caught.value.code == 2

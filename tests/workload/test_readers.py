@@ -71,7 +71,7 @@ def parquet_bytes(rows: list[tuple[float, int, int]]) -> bytes:
 @pytest.mark.parametrize("encode", [csv_bytes, jsonl_bytes, parquet_bytes])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 @given(rows=requests)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_round_trip_is_exact(
     tmp_path: Path, encode: Callable[[Any], bytes], pack: Callable[[bytes], bytes], rows: Any
 ) -> None:
@@ -81,8 +81,10 @@ def test_round_trip_is_exact(
     assert workload.request_id.tolist() == order
 
 
-def test_dtypes(tmp_path: Path) -> None:
+def test_arrays_are_plain_and_writable(tmp_path: Path) -> None:
     workload = read(vidur_file(tmp_path, "0.5,3,4"))
+    arrays = [value for value in vars(workload).values() if isinstance(value, np.ndarray)]
+    assert all(array.flags.writeable and array.flags.c_contiguous for array in arrays)
     assert workload.arrived_at.dtype == np.float64
     assert workload.num_prefill_tokens.dtype == workload.num_decode_tokens.dtype == np.int32
     assert workload.session.dtype == np.int32
@@ -118,6 +120,13 @@ def test_mooncake_counts_milliseconds(tmp_path: Path) -> None:
     assert as_rows(workload) == [(0.027, 6758, 500), (3.001, 7322, 490)]
 
 
+@pytest.mark.parametrize(("unit", "per_s"), [("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
+def test_units_are_divided_exactly(tmp_path: Path, unit: str, per_s: float) -> None:
+    rows = [f"{number},1,1" for number in range(1, 2_000)]
+    times = read(vidur_file(tmp_path, *rows), time_unit=unit).arrived_at
+    assert times.tolist() == [number / per_s for number in range(1, 2_000)]
+
+
 def test_burstgpt_leaves_failures_out_and_says_so(tmp_path: Path) -> None:
     rows = [
         "5,ChatGPT,472,18,490,Conversation log",
@@ -146,6 +155,15 @@ def test_generic_columns_unit_and_shift(tmp_path: Path) -> None:
     assert workload.session.tolist() == [1, 0]
     shifted = read(path, columns=columns, time_unit="ms", start_at_zero=True)
     assert shifted.arrived_at.tolist() == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [pl.Time, pl.Duration, pl.List(pl.Int64), pl.Boolean])
+def test_parquet_times_of_another_type(tmp_path: Path, dtype: Any) -> None:
+    times = pl.Series([[1], [2]] if dtype == pl.List else [0, 1]).cast(dtype)
+    frame = pl.DataFrame({"arrived_at": times, "num_prefill_tokens": [1, 2], "num_decode_tokens": [3, 4]})
+    frame.write_parquet(tmp_path / "trace.parquet")
+    with pytest.raises(InputError, match=r"row 1, column arrived_at = .*: not a number"):
+        read(tmp_path / "trace.parquet")
 
 
 def test_parquet_calendar_times(tmp_path: Path) -> None:
@@ -313,7 +331,7 @@ def test_bad_json_line_has_its_number(tmp_path: Path) -> None:
 
 
 @given(garbage=st.binary(max_size=200))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("prefix", [b"", b"PAR1", b"\x1f\x8b", b"{", VIDUR_HEADER.encode() + b"\n"])
 def test_garbage_never_ends_in_another_exception(tmp_path: Path, prefix: bytes, garbage: bytes) -> None:
     path = write(tmp_path, prefix + garbage)
