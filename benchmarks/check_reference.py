@@ -114,8 +114,6 @@ def batch_differences(result: Result, rows: list[dict[str, str]]) -> list[str]:
 def check(golden: Path) -> bool:
     summary = {row["tag"]: row for row in read_csv(golden / "summary.csv")}
     runs = sorted(path.stem for path in golden.glob("*.csv") if RUN_NAME.fullmatch(path.stem))
-    if not runs:
-        raise FileNotFoundError(f"{golden}: no golden run here; give their folder with --golden")
     num_exact = 0
     for run in runs:
         trace, settings = run_settings(run)
@@ -167,6 +165,8 @@ def main() -> int:
     parser.add_argument("--golden", type=Path, default=GOLDEN, help="folder of the golden runs")
     parser.add_argument("--speed", action="store_true", help="time the 4-replica traces instead")
     arguments = parser.parse_args()
+    if not (arguments.golden / "summary.csv").exists():
+        parser.error(f"{arguments.golden} holds no golden runs; give their folder with --golden")
     if arguments.speed:
         measure_speed(arguments.golden)
         return 0

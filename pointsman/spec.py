@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,6 +26,27 @@ def parse_spec(model: type[S], data: Mapping[str, Any], where: str = "") -> S:
         return model.model_validate(dict(data))
     except ValidationError as error:
         raise _as_input_error(error, model, where) from None
+
+
+def one_of(where: str, models: tuple[type[Spec], ...]) -> Callable[[Any], Any]:
+    """Choose the model by its `kind`, so that an error names the user's key and not a branch of a union."""
+    by_kind = {kind: model for model in models for kind in get_args(model.model_fields["kind"].annotation)}
+
+    def validate(value: Any) -> Any:
+        if isinstance(value, Spec):
+            return value
+        data = {"kind": value} if isinstance(value, str) else value
+        kinds = ", ".join(by_kind)
+        if not isinstance(data, Mapping):
+            raise InputError(where, value, "is neither a kind nor a mapping with a kind", f"kinds: {kinds}")
+        kind = data.get("kind")
+        if kind not in by_kind:
+            near = difflib.get_close_matches(str(kind), by_kind, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"kinds: {kinds}"
+            raise InputError(f"{where}.kind", kind, "unknown kind" if kind else "missing", remedy)
+        return parse_spec(by_kind[kind], data, where)
+
+    return validate
 
 
 def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> InputError:

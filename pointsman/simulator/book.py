@@ -240,7 +240,7 @@ def show_oracle(sim):  # type: ignore[no-untyped-def]
 
 @kernel
 def oldest_wait(sim, k):  # type: ignore[no-untyped-def]
-    """Age of the oldest request without a first token: in the server's queue or in the middle of its prompt."""
+    """Age of the oldest request without a first token, queued or in the middle of its prompt."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
     oldest = sim.now

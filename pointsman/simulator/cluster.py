@@ -256,7 +256,7 @@ class Clusters:
     ) -> None:
         num_replicas = len(plans)
         num_stages = max(plan.scheduler.pipeline_stages for plan in plans)
-        sim.time_limit = np.inf
+        sim.pause_at = FAR
         sim.num_replicas = sim.num_accepting = num_replicas
         sim.max_seqs = max(plan.max_seqs for plan in plans)
         sim.num_requests = len(workload)
@@ -360,7 +360,7 @@ def _fill_weights(signals: Array, plans: Sequence[ReplicaPlan]) -> None:
 
 
 def _heap_size(plans: Sequence[ReplicaPlan], workload: Workload) -> int:
-    """An end for each stage (two, if its replica failed and came back), an arrival for each user, the rest."""
+    """An end for each stage (two, if its replica failed and came back), an arrival for each user."""
     return 2 * sum(plan.scheduler.pipeline_stages for plan in plans) + workload.num_users + 8
 
 

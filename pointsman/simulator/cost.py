@@ -20,17 +20,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from pointsman.errors import InputError
 from pointsman.simulator.hardware import DTYPE_BYTES, Deployment
 from pointsman.simulator.profile import CHUNK_STEP_TOKENS, KV_STEP_TOKENS, ProfileCost, read_profile
-from pointsman.spec import Spec
+from pointsman.spec import Spec, one_of
 
 Floats = NDArray[np.float64]
 
@@ -78,7 +78,8 @@ class RooflineCost(Spec):
     overhead_s: float = Field(default=STEP_OVERHEAD_S, ge=0, description="fixed time a step, seconds")
 
 
-CostSpec = Annotated[LinearCost | RooflineCost | ProfileCost, Field(discriminator="kind")]
+AnyCost = LinearCost | RooflineCost | ProfileCost
+CostSpec = Annotated[AnyCost, BeforeValidator(one_of("cluster.cost", get_args(AnyCost)))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 Time moves to the next event: a planned change, an arrival, or the first in the heap; events of one instant
 run in the order in which they were created (see events.py). The loop stops when a policy outside the kernel
-has to decide, when the batch log is full, and when nothing is left to happen.
+has to decide, when the batch log is full or progress is to be shown, and when nothing is left to happen.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from pointsman.simulator.replica import (
     wake_router,
 )
 from pointsman.simulator.state import (
-    BATCH_LOG_FULL,
     DECISION,
     DONE,
+    PAUSED,
     event_at,
     future_at,
     instant_at,
@@ -53,16 +53,16 @@ from pointsman.simulator.state import (
 
 @kernel
 def advance(sim):  # type: ignore[no-untyped-def]
-    """Run until a decision is needed, the batch log is full, or the end; the status says which."""
-    is_logging = sim.batch_log_capacity > 0
+    """Run until a decision is needed, it is time to pause, or the end; the status says which."""
     while True:
         if sim.is_deciding:
             if sim.queue_size > 0 and sim.num_accepting > 0:
                 sim.status = DECISION
                 return
             end_decisions(sim)
-        if is_logging and sim.num_logged_batches == sim.batch_log_capacity:
-            sim.status = BATCH_LOG_FULL
+        is_log_full = 0 < sim.batch_log_capacity == sim.num_logged_batches
+        if is_log_full or sim.num_completed >= sim.pause_at:
+            sim.status = PAUSED
             return
         if not next_event(sim):
             sim.status = DONE
@@ -87,7 +87,7 @@ def next_event(sim):  # type: ignore[no-untyped-def]
     elif sim.num_completed == sim.num_requests:
         return False
     now = min(planned_time, arrival_time, heap_time)
-    if now == float("inf") or now > sim.time_limit:
+    if now == float("inf"):
         return False
     sim.now = now
     if planned_time == now:

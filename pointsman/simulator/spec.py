@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from pointsman.errors import InputError
 from pointsman.simulator.cost import CostSpec, RooflineCost
 from pointsman.simulator.hardware import Dtype
-from pointsman.spec import Spec
+from pointsman.spec import Spec, one_of
 
 
 class VllmV1Scheduler(Spec):
@@ -53,7 +53,8 @@ class VidurScheduler(Spec):
     pipeline_stages: PositiveInt = Field(default=1, le=64, description="pipeline parallelism")
 
 
-SchedulerSpec = Annotated[VllmV1Scheduler | VidurScheduler, Field(discriminator="kind")]
+AnyScheduler = VllmV1Scheduler | VidurScheduler
+SchedulerSpec = Annotated[AnyScheduler, BeforeValidator(one_of("cluster.scheduler", get_args(AnyScheduler)))]
 
 
 class ReplicaGroup(Spec):

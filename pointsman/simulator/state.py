@@ -26,7 +26,7 @@ NOBODY = -1  # a request or replica that does not exist
 VLLM_V1, VLLM, SARATHI, ORCA = range(4)
 
 # What a cluster waits for when a kernel returns.
-READY, DECISION, BATCH_LOG_FULL, DONE = range(4)
+READY, DECISION, PAUSED, DONE = range(4)
 
 # Cluster events a user can plan.
 SLOW, FAIL, JOIN, DRAIN = range(4)
@@ -59,7 +59,6 @@ SIM = np.dtype(
         ("batch_log_capacity", "i8"),
         ("max_seqs", "i8"),  # M
         ("now", "f8"),
-        ("time_limit", "f8"),
         ("status", "i4"),
         ("num_replicas", "i4"),
         ("num_requests", "i8"),
@@ -67,6 +66,7 @@ SIM = np.dtype(
         ("next_arrival", "i8"),
         ("next_event", "i8"),
         ("num_completed", "i8"),
+        ("pause_at", "i8"),  # completed requests after which the kernel returns, to show progress
         ("num_batches", "i8"),
         ("num_preemptions", "i8"),
         ("num_resent", "i8"),  # requests that came back from a failed replica

@@ -6,40 +6,18 @@ Either a trace is replayed, `workload: {trace: trace.csv}`, or requests are made
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from pointsman.errors import InputError
-from pointsman.spec import Spec, parse_spec
+from pointsman.spec import Spec, one_of, parse_spec
 
 MAX_REQUESTS = 100_000_000
 NamedDistribution = Literal["azure-conv", "azure-code", "mooncake-conv", "long-summarization"]
 FormatName = Literal["auto", "azure", "vidur", "mooncake", "burstgpt", "generic"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
-
-
-def _one_of(where: str, models: tuple[type[Spec], ...]) -> Callable[[Any], Any]:
-    """Choose the model by its `kind`, so that an error names the user's key and not a branch of a union."""
-    by_kind = {kind: model for model in models for kind in get_args(model.model_fields["kind"].annotation)}
-
-    def validate(value: Any) -> Any:
-        if isinstance(value, Spec):
-            return value
-        data = {"kind": value} if isinstance(value, str) else value
-        kinds = ", ".join(by_kind)
-        if not isinstance(data, Mapping):
-            raise InputError(where, value, "is neither a kind nor a mapping with a kind", f"kinds: {kinds}")
-        kind = data.get("kind")
-        if kind not in by_kind:
-            near = difflib.get_close_matches(str(kind), by_kind, n=1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"kinds: {kinds}"
-            raise InputError(f"{where}.kind", kind, "unknown kind" if kind else "missing", remedy)
-        return parse_spec(by_kind[kind], data, where)
-
-    return validate
 
 
 class Rated(Spec):
@@ -246,8 +224,8 @@ AnyLengths = (
     | TraceLengths
     | MixtureLengths
 )
-Arrivals = Annotated[AnyArrivals, BeforeValidator(_one_of("workload.arrivals", get_args(AnyArrivals)))]
-Lengths = Annotated[AnyLengths, BeforeValidator(_one_of("workload.lengths", get_args(AnyLengths)))]
+Arrivals = Annotated[AnyArrivals, BeforeValidator(one_of("workload.arrivals", get_args(AnyArrivals)))]
+Lengths = Annotated[AnyLengths, BeforeValidator(one_of("workload.lengths", get_args(AnyLengths)))]
 
 
 def _trace(value: Any) -> Any:

@@ -1,0 +1,109 @@
+"""What a run is judged by: one vocabulary for tables, JSON, plots and reports.
+
+Times are seconds and end in `_s`. Every request of the workload counts; a run is drained before it is judged.
+
+- `ttft`: arrival to first token; `e2e`: arrival to last token; `queueing`: arrival to first scheduled.
+- `tpot`: (last - first token) / (output tokens - 1), per request with at least two output tokens.
+- `tbt`: time between two tokens of a stream, per token, from a histogram with bins 1 % wide; stalls of
+  preempted requests count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.config import SloSpec
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.state import TBT_LOG_WIDTH, TBT_LOWEST_S
+
+PERCENTILES = (50, 90, 95, 99)
+LATENCIES = ("ttft", "tbt", "tpot", "e2e", "queueing")
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """[n] seconds, one value a finished request, in order of arrival."""
+
+    ttft: Floats
+    tpot: Floats  # NaN where there is only one output token
+    e2e: Floats
+    queueing: Floats
+
+
+def latencies(requests: Any) -> Latencies:
+    done = requests[requests["completed_at"] >= 0]
+    num_gaps = done["num_decode"] - 1
+    stream_s = done["completed_at"] - done["first_token_at"]
+    tpot = np.full(len(done), np.nan)
+    np.divide(stream_s, num_gaps, out=tpot, where=num_gaps > 0)
+    return Latencies(
+        ttft=done["first_token_at"] - done["arrived_at"],
+        tpot=tpot,
+        e2e=done["completed_at"] - done["arrived_at"],
+        queueing=done["scheduled_at"] - done["arrived_at"],
+    )
+
+
+def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
+    """All metrics of cluster i after its run."""
+    sim, requests = clusters.sims[i], clusters.requests[i]
+    times = latencies(requests)
+    duration_s = max(float(requests["completed_at"].max() - requests["arrived_at"].min()), 1e-12)
+    is_good = (times.ttft <= slo.ttft_s) & ~(times.tpot > slo.tpot_s)
+    num_completed = len(times.e2e)
+    completed = requests["completed_at"] >= 0
+    num_tokens = float(requests["num_decode"].sum(where=completed))
+    metrics = {
+        "num_requests": float(sim.num_requests),
+        "num_unfinished": float(sim.num_requests - sim.num_completed),
+        "duration_s": duration_s,
+    }
+    for name in ("ttft", "tpot", "e2e", "queueing"):
+        metrics |= _summary(name, getattr(times, name))
+    metrics |= _tbt_summary(clusters.tbt_histograms[i])
+    replicas = clusters.replicas[i]
+    shares = replicas["num_sent"] / max(1, replicas["num_sent"].sum())
+    return metrics | {
+        "requests_per_s": num_completed / duration_s,
+        "tokens_per_s": num_tokens / duration_s,
+        "goodput_per_s": float(is_good.sum()) / duration_s,
+        "good_share": float(is_good.sum()) / float(sim.num_requests),
+        "imbalance_cv": float(sim.imbalance_area / sim.busy_span) if sim.busy_span > 0 else 0.0,
+        "share_min": float(shares.min()),
+        "share_max": float(shares.max()),
+        "kv_use_mean": float((replicas["kv_area"] / replicas["num_blocks"]).mean() / duration_s),
+        "busy_share": float(replicas["busy_s"].mean() / duration_s),
+        "preemptions": float(sim.num_preemptions),
+        "resent": float(sim.num_resent),
+        "held_share": float(sim.num_held / sim.num_requests),
+        "held_mean_s": float(sim.held_s / max(1, sim.num_held)),
+        "batches": float(sim.num_batches),
+        "decisions": float(sim.num_decisions),
+    }
+
+
+def _summary(name: str, values: Floats) -> dict[str, float]:
+    values = values[~np.isnan(values)]
+    if len(values) == 0:
+        return {f"{name}_{part}_s": float("nan") for part in ("mean", *(f"p{p}" for p in PERCENTILES))}
+    quantiles = np.percentile(values, PERCENTILES)
+    return {f"{name}_mean_s": float(values.mean())} | {
+        f"{name}_p{p}_s": float(q) for p, q in zip(PERCENTILES, quantiles, strict=True)
+    }
+
+
+def _tbt_summary(histogram: NDArray[np.int64]) -> dict[str, float]:
+    total = int(histogram.sum())
+    if total == 0:
+        return _summary("tbt", np.empty(0))
+    centres = TBT_LOWEST_S * np.exp(TBT_LOG_WIDTH * (np.arange(len(histogram)) + 0.5))
+    cumulated = histogram.cumsum()
+    positions = np.searchsorted(cumulated, np.array(PERCENTILES) / 100 * total)
+    return {"tbt_mean_s": float(histogram @ centres / total)} | {
+        f"tbt_p{p}_s": float(centres[position]) for p, position in zip(PERCENTILES, positions, strict=True)
+    }

@@ -1,0 +1,113 @@
+"""Run configurations: many clusters at once, on several threads, with the same result as one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pointsman.config import Config
+from pointsman.errors import InputError
+from pointsman.evaluation.capacity import capacity_rps
+from pointsman.evaluation.metrics import measure
+from pointsman.policies.rollout import run
+from pointsman.policies.spec import PolicyTables
+from pointsman.simulator.cluster import Clusters, ReplicaPlan, plan_replicas
+from pointsman.simulator.replica import FAR
+from pointsman.simulator.state import DONE
+from pointsman.workload import Workload, build_workload
+
+NUM_PROGRESS_STEPS = 100
+Progress = Callable[[int], None]  # gets the number of requests finished since the last call
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration with everything drawn and resolved; the policy is free to vary."""
+
+    config: Config
+    plans: list[ReplicaPlan]
+    workload: Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    metrics: dict[str, float]
+    requests: Any  # [num_requests] REQUEST
+    request_id: Any  # [num_requests] row in the source of the workload
+
+
+def prepare(config: Config, base_dir: Path | None = None) -> Prepared:
+    plans = plan_replicas(config.cluster, base_dir)
+    find_capacity = partial(capacity_rps, config.workload, plans, base_dir)
+    workload = build_workload(config.workload, config.seed, find_capacity, base_dir)
+    _check_served(config)
+    return Prepared(config, plans, workload)
+
+
+def _check_served(config: Config) -> None:
+    """After the last planned event some replica must accept requests, else some are never served."""
+    accepting = [True] * config.cluster.num_replicas
+    for event in sorted(config.cluster.events, key=lambda event: event.at_s):
+        if event.kind != "slow":
+            accepting[event.replica] = event.kind in ("join", "recover")
+    if not any(accepting):
+        raise InputError(
+            "cluster.events",
+            [f"{event.kind} {event.replica}" for event in config.cluster.events],
+            "leave no replica that accepts requests",
+            "add a recover or join event",
+        )
+
+
+def simulate(
+    prepared: Sequence[Prepared], num_threads: int = 1, progress: Progress | None = None
+) -> list[Outcome]:
+    """Run every cluster to its end. The number of threads changes nothing but the time."""
+    clusters = Clusters(
+        [one.config.cluster for one in prepared],
+        [one.plans for one in prepared],
+        [one.workload for one in prepared],
+        [one.config.seed for one in prepared],
+    )
+    policies = PolicyTables([one.config.policy for one in prepared])
+    run_to_end(clusters, policies, num_threads, progress)
+    return [
+        Outcome(measure(clusters, i, one.config.slo), clusters.requests[i], one.workload.request_id)
+        for i, one in enumerate(prepared)
+    ]
+
+
+def run_to_end(
+    clusters: Clusters,
+    policies: PolicyTables,
+    num_threads: int = 1,
+    progress: Progress | None = None,
+    on_pause: Callable[[], None] | None = None,
+) -> None:
+    """`on_pause` is called whenever the kernel pauses, and at the end."""
+    actions = np.zeros(len(clusters.sims), np.int64)
+
+    def run_one(i: int) -> None:
+        sim = clusters.sims[i]
+        stride = max(1, int(sim.num_requests) // NUM_PROGRESS_STEPS)
+        while sim.status != DONE:
+            before = int(sim.num_completed)
+            sim.pause_at = before + stride if progress else FAR
+            run(clusters.sims, policies.rows, actions, i, i + 1)
+            if progress:
+                progress(int(sim.num_completed) - before)
+            if on_pause:
+                on_pause()
+
+    if num_threads == 1:
+        for i in range(len(clusters.sims)):
+            run_one(i)
+    else:
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(run_one, range(len(clusters.sims))))
