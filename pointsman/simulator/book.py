@@ -57,12 +57,13 @@ FAST = 0.1  # weight of a new observation in the short moving averages
 SLOW = 0.01  # and in the long ones
 RATE_WINDOW_S = 1.0  # the token rate is averaged over about this long
 RATE_SLOW_WINDOW_S = 10.0
+RATE_INTERVAL_S = 0.05  # and brought up to date this often
 LEARN_LENGTH = 0.05  # weight of a finished request in the estimate of its length class
 
 
 @kernel
 def length_class(num_prefill):  # type: ignore[no-untyped-def]
-    return min(NUM_LENGTH_CLASSES - 1, int(math.log2(num_prefill)))
+    return min(NUM_LENGTH_CLASSES - 1, math.frexp(num_prefill)[1] - 1)
 
 
 @kernel
@@ -139,10 +140,12 @@ def book_tokens(sim, k, num_tokens):  # type: ignore[no-untyped-def]
     replica = replica_at(sim.replicas, k)
     signals[CONTEXT_TOKENS, k] += num_tokens
     signals[GENERATED_TOKENS, k] += num_tokens
+    replica.rate_tokens += num_tokens
     elapsed = sim.now - replica.rate_since
-    if elapsed > 0.0:
+    if elapsed >= RATE_INTERVAL_S:
+        rate = replica.rate_tokens / elapsed
         replica.rate_since = sim.now
-        rate = num_tokens / elapsed
+        replica.rate_tokens = 0
         signals[TOKEN_RATE, k] += elapsed / (RATE_WINDOW_S + elapsed) * (rate - signals[TOKEN_RATE, k])
         signals[TOKEN_RATE_SLOW, k] += (
             elapsed / (RATE_SLOW_WINDOW_S + elapsed) * (rate - signals[TOKEN_RATE_SLOW, k])
@@ -201,7 +204,7 @@ def update_gauges(replica):  # type: ignore[no-untyped-def]
     """What the server's own metrics say from now on."""
     replica.gauge_running = replica.num_holding
     replica.gauge_waiting = replica.num_waiting
-    replica.gauge_kv_use = replica.used_blocks / replica.num_blocks
+    replica.gauge_used_blocks = replica.used_blocks
 
 
 @kernel
@@ -212,7 +215,7 @@ def read_gauges(sim):  # type: ignore[no-untyped-def]
         replica = replica_at(sim.replicas, k)
         scraped[0, k] = replica.gauge_running
         scraped[1, k] = replica.gauge_waiting
-        scraped[2, k] = replica.gauge_kv_use
+        scraped[2, k] = replica.gauge_used_blocks / replica.num_blocks
 
 
 @kernel

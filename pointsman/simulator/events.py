@@ -100,26 +100,48 @@ def push_later(sim, time, what):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def is_sooner(a, b):  # type: ignore[no-untyped-def]
-    return a.time < b.time or (a.time == b.time and a.seq < b.seq)
-
-
-@kernel
-def drop_first(sim):  # type: ignore[no-untyped-def]
-    """Remove the heap's first event."""
-    size = sim.heap_size - 1
-    sim.heap_size = size
-    last = future_at(sim.heap, size)
+def sink(sim, time, seq, what):  # type: ignore[no-untyped-def]
+    """Put an event in the first place of the heap and let it sink to where it belongs."""
+    size = sim.heap_size
     hole = 0
     while True:
         below = 2 * hole + 1
         if below >= size:
             break
-        if below + 1 < size and is_sooner(future_at(sim.heap, below + 1), future_at(sim.heap, below)):
-            below += 1
         child = future_at(sim.heap, below)
-        if is_sooner(last, child):
+        if below + 1 < size:
+            other = future_at(sim.heap, below + 1)
+            if other.time < child.time or (other.time == child.time and other.seq < child.seq):
+                below += 1
+                child = other
+        if time < child.time or (time == child.time and seq < child.seq):
             break
         set_future(future_at(sim.heap, hole), child.time, child.seq, child.what)
         hole = below
-    set_future(future_at(sim.heap, hole), last.time, last.seq, last.what)
+    set_future(future_at(sim.heap, hole), time, seq, what)
+
+
+@kernel
+def drop_first(sim):  # type: ignore[no-untyped-def]
+    """Remove the heap's first event."""
+    sim.heap_size -= 1
+    last = future_at(sim.heap, sim.heap_size)
+    sink(sim, last.time, last.seq, last.what)
+
+
+@kernel
+def replace_first(sim, time, what):  # type: ignore[no-untyped-def]
+    """`drop_first` and `push_later` in one; returns the new event's number."""
+    seq = sim.next_seq
+    sim.next_seq = seq + 1
+    sink(sim, time, seq, what)
+    return seq
+
+
+@kernel
+def is_first_alone(sim):  # type: ignore[no-untyped-def]
+    """Whether no other event in the heap has the time of the first."""
+    time = future_at(sim.heap, 0).time
+    has_left = sim.heap_size > 1 and future_at(sim.heap, 1).time == time
+    has_right = sim.heap_size > 2 and future_at(sim.heap, 2).time == time
+    return not (has_left or has_right)

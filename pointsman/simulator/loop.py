@@ -23,6 +23,7 @@ from pointsman.simulator.events import (
     drop_first,
     encode,
     index_of,
+    is_first_alone,
     kind_of,
     pop_now,
     push_later,
@@ -36,6 +37,7 @@ from pointsman.simulator.replica import (
     stage_arrival,
     stage_end,
     stage_schedule,
+    step_alone,
     wake_router,
 )
 from pointsman.simulator.state import (
@@ -99,10 +101,7 @@ def next_event(sim):  # type: ignore[no-untyped-def]
         sim.next_arrival += 1
         arrive(sim, i)
     else:
-        what = future_at(sim.heap, 0).what
-        seq = future_at(sim.heap, 0).seq
-        drop_first(sim)
-        handle_later(sim, what, seq)
+        handle_first(sim)
     return True
 
 
@@ -126,16 +125,31 @@ def handle_now(sim, what):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def handle_later(sim, what, seq):  # type: ignore[no-untyped-def]
+def handle_first(sim):  # type: ignore[no-untyped-def]
+    """Take the first event off the heap and handle it."""
+    what = future_at(sim.heap, 0).what
     kind = kind_of(what)
     if kind == STAGE_END:
         k = index_of(what)
         stage = stage_of(what)
-        if stage_at(replica_at(sim.replicas, k).stages, stage).seq == seq:
+        replica = replica_at(sim.replicas, k)
+        is_valid = stage_at(replica.stages, stage).seq == future_at(sim.heap, 0).seq
+        if is_valid and replica.num_stages == 1 and sim.ring_size == 0 and is_first_alone(sim):
+            step_alone(sim, k)
+            return
+        drop_first(sim)
+        if is_valid:
             stage_end(sim, k, stage, slot_of(what))
-    elif kind == USER_ARRIVAL:
-        request_at(sim.requests, index_of(what)).arrived_at = sim.now
-        arrive(sim, index_of(what))
+        return
+    drop_first(sim)
+    handle_router_event(sim, kind, index_of(what))
+
+
+@kernel
+def handle_router_event(sim, kind, i):  # type: ignore[no-untyped-def]
+    if kind == USER_ARRIVAL:
+        request_at(sim.requests, i).arrived_at = sim.now
+        arrive(sim, i)
     elif kind == HOLD_TIMER:
         sim.is_timer_planned = 0
         wake_router(sim)

@@ -16,9 +16,11 @@ from pointsman.simulator.events import (
     STAGE_END,
     STAGE_SCHEDULE,
     USER_ARRIVAL,
+    drop_first,
     encode,
     push_later,
     push_now,
+    replace_first,
 )
 from pointsman.simulator.jit import kernel
 from pointsman.simulator.memory import float_list, float_table, int_list, long_list
@@ -36,6 +38,7 @@ from pointsman.simulator.sequences import (
     stop_decoding,
 )
 from pointsman.simulator.state import (
+    NOBODY,
     ORCA,
     VLLM_V1,
     batch_at,
@@ -66,18 +69,27 @@ def replica_schedule(sim, k):  # type: ignore[no-untyped-def]
         slot = 0
         while batch_at(replica.batches, slot).is_used:
             slot += 1
-        if not form_batch(sim, k, slot):
+        if not start_batch(sim, k, slot):
             return
-        batch = batch_at(replica.batches, slot)
-        batch.is_used = 1
-        batch.formed_at = sim.now
-        batch.stage_s = batch_time(sim, k, slot)
-        replica.num_in_flight += 1
-        for entry in range(batch.num_entries):
-            request = request_at(sim.requests, entry_at(batch.entries, entry).request)
-            if request.scheduled_at < 0.0:
-                request.scheduled_at = sim.now
         push_now(sim, encode(STAGE_ARRIVAL, k, 0, slot))
+
+
+@kernel
+def start_batch(sim, k, slot):  # type: ignore[no-untyped-def]
+    """Form a batch; False if there is nothing to run."""
+    replica = replica_at(sim.replicas, k)
+    if not form_batch(sim, k, slot):
+        return False
+    batch = batch_at(replica.batches, slot)
+    batch.is_used = 1
+    batch.formed_at = sim.now
+    batch.stage_s = batch_time(sim, k, slot)
+    replica.num_in_flight += 1
+    for entry in range(batch.num_entries):
+        request = request_at(sim.requests, entry_at(batch.entries, entry).request)
+        if request.scheduled_at < 0.0:
+            request.scheduled_at = sim.now
+    return True
 
 
 @kernel
@@ -113,6 +125,26 @@ def stage_arrival(sim, k, stage, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def step_alone(sim, k):  # type: ignore[no-untyped-def]
+    """End the batch of a single-stage replica and start the next, when nothing else happens at this instant.
+
+    The same as the chain of events, without the queue: the batch's end is still the first in the heap and
+    gives its place to the next one.
+    """
+    replica = replica_at(sim.replicas, k)
+    stage = stage_at(replica.stages, 0)
+    is_news = end_batch(sim, k, 0)
+    stage.is_busy = start_batch(sim, k, 0)
+    if stage.is_busy:
+        duration = batch_at(replica.batches, 0).stage_s * replica.slowdown
+        stage.seq = replace_first(sim, sim.now + duration, encode(STAGE_END, k, 0, 0))
+    else:
+        drop_first(sim)
+    if is_news:
+        wake_router(sim)
+
+
+@kernel
 def stage_schedule(sim, k, stage):  # type: ignore[no-untyped-def]
     replica = replica_at(sim.replicas, k)
     state = stage_at(replica.stages, stage)
@@ -142,6 +174,16 @@ def stage_end(sim, k, stage, slot):  # type: ignore[no-untyped-def]
 
 @kernel
 def batch_end(sim, k, slot):  # type: ignore[no-untyped-def]
+    is_news = end_batch(sim, k, slot)
+    push_now(sim, encode(REPLICA_SCHEDULE, k, 0, 0))
+    # The router hears of it over the network: too late for the batch that is formed at this instant.
+    if is_news:
+        wake_router(sim)
+
+
+@kernel
+def end_batch(sim, k, slot):  # type: ignore[no-untyped-def]
+    """Hand out the batch's tokens; True if the router sees a first token or a finish."""
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
     integrate_kv(sim, k)
@@ -158,6 +200,7 @@ def batch_end(sim, k, slot):  # type: ignore[no-untyped-def]
     if is_step_of_all:
         replica.last_step_at = sim.now
     num_first_tokens = 0
+    num_after_step = sim.num_completed
     for entry in range(batch.num_entries):
         i = entry_at(batch.entries, entry).request
         request_at(sim.requests, i).is_in_flight = 0
@@ -170,16 +213,16 @@ def batch_end(sim, k, slot):  # type: ignore[no-untyped-def]
             num_first_tokens += request_at(sim.requests, i).is_first_token_seen - had_first_token
         if replica.scheduler != VLLM_V1 and request_at(sim.requests, i).completed_at < 0.0:
             append_running(sim, k, i)
-    if replica.scheduler == VLLM_V1 and batch.num_entries > 0:
-        sweep(sim, k)
+    if replica.scheduler == VLLM_V1:
+        if sim.num_completed > num_after_step:
+            sweep(sim, k)
+        elif batch.num_entries > 0:
+            find_first_partial(sim, k, replica.first_partial)
     book_tokens(sim, k, num_tokens)
     update_gauges(replica)
     if sim.num_logged_batches < sim.batch_log_capacity:
         log_batch(sim, k, slot)
-    push_now(sim, encode(REPLICA_SCHEDULE, k, 0, 0))
-    # The router hears of it over the network: too late for the batch that is formed at this instant.
-    if num_first_tokens > 0 or sim.num_completed > num_completed:
-        wake_router(sim)
+    return num_first_tokens > 0 or sim.num_completed > num_completed
 
 
 @kernel
@@ -200,14 +243,18 @@ def step_all(sim, k):  # type: ignore[no-untyped-def]
         book_step(sim, k, interval)
     replica.num_fresh = 0
     replica.steps += 1
+    replica.step_phase = (replica.step_phase if replica.step_phase > 0 else replica.block_size) - 1
     if replica.steps < replica.next_finish:
         return
     kept = 0
     replica.next_finish = FAR
+    first_partial = NOBODY
     for position in range(replica.num_running):
         i = running[position]
         request = request_at(sim.requests, i)
-        if request.is_decoding:
+        if not request.is_decoding:
+            first_partial = kept if first_partial == NOBODY else first_partial
+        else:
             steps_left = request.num_prefill + request.num_decode - request.processed - replica.steps
             if steps_left == 0:
                 finish(sim, k, i)
@@ -216,7 +263,7 @@ def step_all(sim, k):  # type: ignore[no-untyped-def]
         running[kept] = i
         kept += 1
     replica.num_running = kept
-    find_first_partial(sim, k)
+    replica.first_partial = kept if first_partial == NOBODY else first_partial
 
 
 @kernel
@@ -274,7 +321,7 @@ def sweep(sim, k):  # type: ignore[no-untyped-def]
             running[kept] = i
             kept += 1
     replica.num_running = kept
-    find_first_partial(sim, k)
+    find_first_partial(sim, k, 0)
 
 
 @kernel

@@ -138,7 +138,7 @@ def keep_running(sim, k, start, stop):  # type: ignore[no-untyped-def]
     for position in range(start, stop):
         running[position - start] = running[position]
     replica.num_running = stop - start
-    find_first_partial(sim, k)
+    find_first_partial(sim, k, 0)
 
 
 @kernel
@@ -243,7 +243,7 @@ def form_sarathi(sim, k, slot):  # type: ignore[no-untyped-def]
         sort_by_arrival(sim, partial, 0, replica.num_running)
         for position in range(replica.num_running):
             running[position] = partial[position]
-        find_first_partial(sim, k)
+        find_first_partial(sim, k, 0)
 
     while replica.num_waiting > 0:
         prefill = request_at(sim.requests, replica.waiting_head).prefill
@@ -442,5 +442,5 @@ def run_exactly_v1(sim, k, slot):  # type: ignore[no-untyped-def]
         request.is_in_flight = 1
         budget -= chunk
         position += 1
-    find_first_partial(sim, k)
+    find_first_partial(sim, k, 0)
     return budget

@@ -16,8 +16,8 @@ from pointsman.simulator.state import (
     NOBODY,
     NUM_TBT_BINS,
     ORCA,
-    TBT_LOG_WIDTH,
-    TBT_LOWEST_S,
+    TBT_BINS_PER_OCTAVE,
+    TBT_LOWEST_EXPONENT,
     VLLM_V1,
     replica_at,
     request_at,
@@ -127,14 +127,16 @@ def blocks_next_step(sim, k):  # type: ignore[no-untyped-def]
     phase_count = int_list(replica.phase_count, replica.block_size)
     if replica.scheduler == ORCA:
         return 0
-    return phase_count[-replica.steps % replica.block_size]
+    return phase_count[replica.step_phase]
 
 
 @kernel
 def record_interval(sim, interval_s, num_tokens):  # type: ignore[no-untyped-def]
     """Count `num_tokens` tokens that came `interval_s` after the previous one of their stream."""
-    position = math.log(max(interval_s, TBT_LOWEST_S) / TBT_LOWEST_S) / TBT_LOG_WIDTH
-    long_list(sim.tbt_histogram, NUM_TBT_BINS)[min(int(position), NUM_TBT_BINS - 1)] += num_tokens
+    mantissa, exponent = math.frexp(interval_s)
+    octave = exponent - 1 - TBT_LOWEST_EXPONENT
+    position = max(0, int((octave + 2.0 * mantissa - 1.0) * TBT_BINS_PER_OCTAVE))
+    long_list(sim.tbt_histogram, NUM_TBT_BINS)[min(position, NUM_TBT_BINS - 1)] += num_tokens
 
 
 @kernel
@@ -211,10 +213,11 @@ def append_running(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def find_first_partial(sim, k):  # type: ignore[no-untyped-def]
+def find_first_partial(sim, k, start):  # type: ignore[no-untyped-def]
+    """No partly prefilled request stands before `start`."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
-    position = 0
+    position = start
     if replica.num_partial == 0:
         position = replica.num_running
     else:

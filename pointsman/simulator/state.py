@@ -31,9 +31,10 @@ READY, DECISION, PAUSED, DONE = range(4)
 # Cluster events a user can plan.
 SLOW, FAIL, JOIN, DRAIN = range(4)
 
-NUM_TBT_BINS = 1536  # time-between-tokens histogram: 1 % wide bins from 10 µs to 40 s
-TBT_LOWEST_S = 1e-5
-TBT_LOG_WIDTH = np.log(1.01)
+# Histogram of the time between tokens: 64 bins for each power of two, from 2^-17 s (8 µs) to 2^7 s.
+TBT_LOWEST_EXPONENT = -17
+TBT_BINS_PER_OCTAVE = 64
+NUM_TBT_BINS = 24 * TBT_BINS_PER_OCTAVE
 
 NUM_LENGTH_CLASSES = 24  # output lengths are estimated for each power of two of the prompt length
 
@@ -142,6 +143,7 @@ REPLICA = np.dtype(
         ("waiting_tail", "i8"),
         ("num_waiting", "i8"),
         ("steps", "i8"),
+        ("step_phase", "i4"),  # -steps mod B: requests of this phase need a block for their next token
         ("next_finish", "i8"),
         ("sum_processed", "i8"),  # of the decoding requests, without `steps`
         ("last_step_at", "f8"),
@@ -150,11 +152,12 @@ REPLICA = np.dtype(
         ("kv_area", "f8"),
         ("busy_s", "f8"),
         ("rate_since", "f8"),
+        ("rate_tokens", "i8"),  # seen since then
         ("num_sent", "i8"),
         # What the server's own gauges say; they move when a step ends.
         ("gauge_running", "f8"),
         ("gauge_waiting", "f8"),
-        ("gauge_kv_use", "f8"),
+        ("gauge_used_blocks", "f8"),
     ],
     align=True,
 )
