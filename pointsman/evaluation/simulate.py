@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from pointsman.simulator.state import DONE
 from pointsman.workload import Workload, build_workload
 
 NUM_PROGRESS_STEPS = 100
+NUM_LOGGED_BATCHES = 65_536  # how many `on_batches` gets at a time
 Progress = Callable[[int], None]  # gets the number of requests finished since the last call
+BatchSink = Callable[[Any], None]  # gets batches [n] BATCH_LOG in the order in which they ended
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Outcome:
     metrics: dict[str, float]
     requests: Any  # [num_requests] REQUEST
     request_id: Any  # [num_requests] row in the source of the workload
+    replicas: Any  # [num_replicas] REPLICA
 
 
 def prepare(config: Config, base_dir: Path | None = None) -> Prepared:
@@ -66,19 +70,39 @@ def _check_served(config: Config) -> None:
 
 
 def simulate(
-    prepared: Sequence[Prepared], num_threads: int = 1, progress: Progress | None = None
+    prepared: Sequence[Prepared],
+    num_threads: int = 1,
+    progress: Progress | None = None,
+    on_batches: BatchSink | None = None,
 ) -> list[Outcome]:
-    """Run every cluster to its end. The number of threads changes nothing but the time."""
+    """Run every cluster to its end. The number of threads changes nothing but the time.
+
+    `on_batches` sees every batch of every replica; for a single cluster.
+    """
+    assert on_batches is None or len(prepared) == 1
     clusters = Clusters(
         [one.config.cluster for one in prepared],
         [one.plans for one in prepared],
         [one.workload for one in prepared],
         [one.config.seed for one in prepared],
+        num_logged_batches=NUM_LOGGED_BATCHES if on_batches else 0,
     )
+
+    def drain_log() -> None:
+        if on_batches:
+            sim = clusters.sims[0]
+            on_batches(clusters.batch_logs[0][: sim.num_logged_batches])
+            sim.num_logged_batches = 0
+
     policies = PolicyTables([one.config.policy for one in prepared])
-    run_to_end(clusters, policies, num_threads, progress)
+    run_to_end(clusters, policies, num_threads, progress, drain_log)
     return [
-        Outcome(measure(clusters, i, one.config.slo), clusters.requests[i], one.workload.request_id)
+        Outcome(
+            measure(clusters, i, one.config.slo),
+            clusters.requests[i],
+            one.workload.request_id,
+            clusters.replicas[i],
+        )
         for i, one in enumerate(prepared)
     ]
 
@@ -90,13 +114,17 @@ def run_to_end(
     progress: Progress | None = None,
     on_pause: Callable[[], None] | None = None,
 ) -> None:
-    """`on_pause` is called whenever the kernel pauses, and at the end."""
+    """`on_pause` is called whenever the kernel pauses, and at the end.
+
+    An exception ends all clusters at their next pause: with `progress`, Ctrl-C works within a moment.
+    """
     actions = np.zeros(len(clusters.sims), np.int64)
+    stop = Event()
 
     def run_one(i: int) -> None:
         sim = clusters.sims[i]
         stride = max(1, int(sim.num_requests) // NUM_PROGRESS_STEPS)
-        while sim.status != DONE:
+        while sim.status != DONE and not stop.is_set():
             before = int(sim.num_completed)
             sim.pause_at = before + stride if progress else FAR
             run(clusters.sims, policies.rows, actions, i, i + 1)
@@ -110,4 +138,8 @@ def run_to_end(
             run_one(i)
     else:
         with ThreadPoolExecutor(num_threads) as pool:
-            list(pool.map(run_one, range(len(clusters.sims))))
+            try:
+                list(pool.map(run_one, range(len(clusters.sims))))
+            except BaseException:
+                stop.set()
+                raise

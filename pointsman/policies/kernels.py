@@ -1,7 +1,7 @@
 """The heuristics, compiled: each reads the signal table and the request, and names a replica.
 
 `choose` returns an action: 0 holds the request, k sends it to replica k - 1. Most heuristics are a score,
-lowest wins, ties at random with the run's seed; adding one means adding a kind and a line to `score`.
+lowest wins, ties at random with the run's seed; adding one means adding a kind and a loop to `fill_scores`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from pointsman.simulator.state import request_at
     HOLD_UNTIL_ROOM,
     LINEAR_SCORE,
 ) = range(13)
+
+FORBIDDEN = np.inf
 
 
 # A heuristic as the kernel wants it.
@@ -93,70 +95,91 @@ def choose(sim, policy):  # type: ignore[no-untyped-def]
         return less_of_two(sim, size) + 1
     if kind == SESSION_AFFINITY and request.session >= 0:
         return by_session(sim, request.session, size) + 1
-    if kind == HOLD_UNTIL_ROOM:
-        k = lowest(sim, policy, size, request.num_prefill, True)
-        is_overdue = sim.now - request.arrived_at >= sim.max_hold_s
-        if k >= 0 or not is_overdue:
-            return k + 1
+    scores = float_list(sim.scores, sim.num_replicas)
     if policy.reads_derived:
         derive_signals(sim)
-    return lowest(sim, policy, size, request.num_prefill, False) + 1
+    fill_scores(sim, policy, scores, request.num_prefill)
+    if size > sim.smallest_capacity or sim.num_accepting < sim.num_replicas:
+        forbid(sim, scores, size)
+    is_overdue = sim.now - request.arrived_at >= sim.max_hold_s
+    if kind == HOLD_UNTIL_ROOM and not is_overdue:
+        forbid_without_room(sim, policy, scores, request.num_prefill)
+    return lowest(sim, scores, kind != VIDUR_LOR) + 1
 
 
 @kernel
-def lowest(sim, policy, size, num_prefill, needs_room):  # type: ignore[no-untyped-def]
-    """The replica with the lowest score, or -1 if none may take the request."""
+def fill_scores(sim, policy, scores, num_prefill):  # type: ignore[no-untyped-def]
+    """One loop for each kind, so that it stays a plain pass over rows of the table."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    best = -1
-    best_score = 0.0
-    num_ties = 0
-    for k in range(sim.num_replicas):
-        if not can_take(sim, k, size) or (needs_room and not has_room(sim, policy, k, num_prefill)):
-            continue
-        value = score(signals, policy, k, num_prefill)
-        if best < 0 or value < best_score:
-            best = k
-            best_score = value
-            num_ties = 1
-        elif value == best_score and policy.kind != VIDUR_LOR:
-            num_ties += 1
-            if next_random(sim) % num_ties == 0:
-                best = k
-    return best
-
-
-@kernel
-def score(signals, policy, k, num_prefill):  # type: ignore[no-untyped-def]
     kind = policy.kind
     if kind == VIDUR_LOR:
-        return signals[QUEUE_LENGTH, k]
-    if kind == LEAST_TOKENS:
-        return signals[PENDING_PREFILL_TOKENS, k] + signals[CONTEXT_TOKENS, k]
-    if kind == LEAST_WORK:
-        remaining = max(0.0, signals[EXPECTED_TOKENS, k] - signals[GENERATED_TOKENS, k])
-        prefill = signals[PENDING_PREFILL_TOKENS, k] + num_prefill
-        return prefill * signals[PREFILL_S_PER_TOKEN, k] + remaining * signals[DECODE_S_PER_TOKEN, k]
-    if kind == LEAST_KV:
-        return signals[SCRAPED_KV_USE, k]
-    if kind == LINEAR_SCORE:
+        for k in range(sim.num_replicas):
+            scores[k] = signals[QUEUE_LENGTH, k]
+    elif kind == LEAST_TOKENS:
+        for k in range(sim.num_replicas):
+            scores[k] = signals[PENDING_PREFILL_TOKENS, k] + signals[CONTEXT_TOKENS, k]
+    elif kind == LEAST_WORK:
+        for k in range(sim.num_replicas):
+            remaining = max(0.0, signals[EXPECTED_TOKENS, k] - signals[GENERATED_TOKENS, k])
+            prefill = signals[PENDING_PREFILL_TOKENS, k] + num_prefill
+            work_s = prefill * signals[PREFILL_S_PER_TOKEN, k] + remaining * signals[DECODE_S_PER_TOKEN, k]
+            scores[k] = work_s
+    elif kind == LEAST_KV:
+        for k in range(sim.num_replicas):
+            scores[k] = signals[SCRAPED_KV_USE, k]
+    elif kind == LINEAR_SCORE:
         weights = float_list(policy.weights, NUM_SIGNALS)
-        total = 0.0
+        for k in range(sim.num_replicas):
+            scores[k] = 0.0
         for row in range(NUM_SIGNALS):
             if weights[row] != 0.0:
-                total += weights[row] * signals[row, k]
-        return total
-    return signals[OUTSTANDING, k]
+                for k in range(sim.num_replicas):
+                    scores[k] += weights[row] * signals[row, k]
+    else:
+        for k in range(sim.num_replicas):
+            scores[k] = signals[OUTSTANDING, k]
 
 
 @kernel
-def has_room(sim, policy, k, num_prefill):  # type: ignore[no-untyped-def]
-    """Whether the replica would start the request at once, as far as the router can tell."""
+def forbid(sim, scores, size):  # type: ignore[no-untyped-def]
+    for k in range(sim.num_replicas):
+        if not can_take(sim, k, size):
+            scores[k] = FORBIDDEN
+
+
+@kernel
+def forbid_without_room(sim, policy, scores, num_prefill):  # type: ignore[no-untyped-def]
+    """Only replicas that would start the request at once, as far as the router can tell, are left."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    pending = signals[PENDING_PREFILL_TOKENS, k]
-    booked = signals[CONTEXT_TOKENS, k] + pending + num_prefill
-    is_empty = signals[OUTSTANDING, k] == 0.0
-    fits = booked <= policy.kv_limit * signals[KV_CAPACITY_TOKENS, k]
-    return is_empty or (fits and pending < policy.prefill_limit)
+    for k in range(sim.num_replicas):
+        pending = signals[PENDING_PREFILL_TOKENS, k]
+        booked = signals[CONTEXT_TOKENS, k] + pending + num_prefill
+        fits = booked <= policy.kv_limit * signals[KV_CAPACITY_TOKENS, k]
+        has_room = signals[OUTSTANDING, k] == 0.0 or (fits and pending < policy.prefill_limit)
+        if not has_room:
+            scores[k] = FORBIDDEN
+
+
+@kernel
+def lowest(sim, scores, is_tie_random):  # type: ignore[no-untyped-def]
+    """The replica with the lowest score, or -1 if all are forbidden."""
+    best = FORBIDDEN
+    num_ties = 0
+    for k in range(sim.num_replicas):
+        if scores[k] < best:
+            best = scores[k]
+            num_ties = 1
+        elif scores[k] == best:
+            num_ties += 1
+    if best == FORBIDDEN:
+        return -1
+    skip = next_random(sim) % num_ties if is_tie_random and num_ties > 1 else 0
+    k = 0
+    while scores[k] != best or skip > 0:
+        if scores[k] == best:
+            skip -= 1
+        k += 1
+    return k
 
 
 @kernel

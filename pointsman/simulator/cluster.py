@@ -29,6 +29,7 @@ from pointsman.simulator.hardware import (
     load_catalogue,
     vidur_plan,
 )
+from pointsman.simulator.profile import ProfileCost
 from pointsman.simulator.replica import FAR
 from pointsman.simulator.spec import ClusterEvent, ClusterSpec, ReplicaGroup, VidurScheduler, VllmV1Scheduler
 from pointsman.simulator.state import (
@@ -124,11 +125,13 @@ def plan_replicas(spec: ClusterSpec, base_dir: Path | None = None) -> list[Repli
     catalogue = load_catalogue(catalogue_path)
     plans = []
     for group in spec.groups:
-        plans += [_plan_group(spec, group, catalogue)] * group.count
+        plans += [_plan_group(spec, group, catalogue, base_dir)] * group.count
     return plans
 
 
-def _plan_group(spec: ClusterSpec, group: ReplicaGroup, catalogue: Catalogue) -> ReplicaPlan:
+def _plan_group(
+    spec: ClusterSpec, group: ReplicaGroup, catalogue: Catalogue, base_dir: Path | None
+) -> ReplicaPlan:
     scheduler = group.scheduler or spec.scheduler
     deployment = Deployment(
         device=catalogue.device(group.device or spec.device),
@@ -137,7 +140,10 @@ def _plan_group(spec: ClusterSpec, group: ReplicaGroup, catalogue: Catalogue) ->
         pipeline_parallel=scheduler.pipeline_stages,
         dtype=group.dtype or spec.dtype,
     )
-    costs = cost_tables(group.cost or spec.cost, deployment)
+    cost = group.cost or spec.cost
+    if isinstance(cost, ProfileCost) and base_dir is not None:
+        cost = cost.under(base_dir)
+    costs = cost_tables(cost, deployment)
     share = group.kv_memory_share or spec.kv_memory_share
     if isinstance(scheduler, VllmV1Scheduler):
         max_seqs = scheduler.max_num_seqs
@@ -262,6 +268,7 @@ class Clusters:
         sim.num_requests = len(workload)
         sim.num_users = workload.num_users
         sim.queue_head = sim.queue_tail = NOBODY
+        sim.smallest_capacity = min(plan.kv_capacity_tokens for plan in plans)
         sim.max_hold_s = spec.hold.max_hold_s
         sim.hold_timer_s = spec.hold.timer_s
         sim.scrape_interval_s = spec.signals.scrape_interval_s
@@ -279,6 +286,7 @@ class Clusters:
         self.tbt_histograms.append(self._new(sim, "tbt_histogram", NUM_TBT_BINS, np.int64))
         self._new(sim, "touched", num_replicas + 1, np.int32)
         self._new(sim, "credit", num_replicas, np.float64)
+        self._new(sim, "scores", num_replicas, np.float64)
         self._new(sim, "scratch", int(sim.max_seqs), np.int32)
         self.batch_logs.append(self._new(sim, "batch_log", num_logged_batches, BATCH_LOG))
         self.replicas.append(self._new(sim, "replicas", num_replicas, REPLICA))

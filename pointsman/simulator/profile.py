@@ -74,6 +74,11 @@ class ProfileCost(Spec):
     )
     is_multi_node: bool = Field(default=False, description="pipeline stages are on different nodes")
 
+    def under(self, base_dir: Path) -> ProfileCost:
+        """The same with relative paths starting at `base_dir`."""
+        paths = {name: value for name, value in self if isinstance(value, Path)}
+        return self.model_copy(update={name: base_dir / path for name, path in paths.items()})
+
 
 @dataclass(frozen=True)
 class Profile:

@@ -52,6 +52,7 @@ SIM = np.dtype(
         ("output_estimate", "i8"),  # [NUM_LENGTH_CLASSES] f8
         ("tbt_histogram", "i8"),  # [NUM_TBT_BINS] i8
         ("touched", "i8"),  # [R + 1] i4: replicas that got a request in this round of decisions
+        ("scores", "i8"),  # [R] f8: of the heuristic that decides
         ("credit", "i8"),  # [R] f8: of the weighted round robin
         ("scratch", "i8"),  # [M] i4
         ("batch_log", "i8"),  # [batch_log_capacity] BATCH_LOG
@@ -85,6 +86,7 @@ SIM = np.dtype(
         ("is_timer_planned", "i4"),
         ("num_touched", "i4"),
         ("num_accepting", "i4"),
+        ("smallest_capacity", "f8"),  # tokens any replica can hold
         ("max_hold_s", "f8"),
         ("hold_timer_s", "f8"),
         ("scrape_interval_s", "f8"),

@@ -1,0 +1,104 @@
+"""How sure a comparison is: paired bootstrap intervals over seeds.
+
+All policies serve the same arrivals, so one seed is one paired observation. Seeds are drawn with replacement,
+always the same for both sides of a ratio, and the ratio of the means is computed again; its percentiles are
+the interval. Plain percentiles are too narrow with few seeds (8 seeds cover 89 %, not 95 %), so the tails
+follow Hesterberg's expanded percentile interval ("What Teachers Should Know about the Bootstrap", 2014): for
+the mean of normal values it is as wide as Student's t interval. No bootstrap reaches beyond the values seen:
+with fewer than 6 seeds even the widest interval covers less than 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEVEL = 0.95
+NUM_RESAMPLES = 10_000
+MIN_SEEDS = 6  # below, no interval reaches LEVEL: 1 - 2 / 2**n
+METHOD = "paired bootstrap over seeds, expanded percentile interval"
+_SEED = 20140804  # of the resampling: a constant, so that a comparison is a function of its runs
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A mean over that of the baseline; NaN where it cannot be said (baseline 0, interval of one seed)."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def resampled_ratios(values: Floats, baseline: Floats) -> Floats:
+    """Ratios of the means [NUM_RESAMPLES, ...] of two arrays [S, ...], one row a seed."""
+    assert values.shape == baseline.shape
+    counts = _resamples(len(values))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.tensordot(counts, values, 1) / np.tensordot(counts, baseline, 1)
+    return np.where(np.isfinite(ratios), ratios, np.nan)
+
+
+def paired_ratio(values: Floats, baseline: Floats) -> Ratio:
+    """Mean of `values` [S] over mean of `baseline` [S], with its interval."""
+    denominator = float(np.mean(baseline))
+    if denominator == 0.0 or not math.isfinite(denominator):
+        return Ratio(math.nan, math.nan, math.nan)
+    return with_interval(
+        float(np.mean(values)) / denominator, resampled_ratios(values, baseline), len(values)
+    )
+
+
+def with_interval(ratio: float, samples: Floats, num_seeds: int) -> Ratio:
+    """`samples` [NUM_RESAMPLES] of the ratio, from `num_seeds` seeds."""
+    if num_seeds < 2 or np.isnan(samples).any():
+        return Ratio(ratio, math.nan, math.nan)
+    tail = expanded_tail(num_seeds)
+    low, high = np.quantile(samples, (tail, 1.0 - tail))
+    return Ratio(ratio, float(low), float(high))
+
+
+@cache
+def _resamples(num_seeds: int) -> Floats:
+    """How often each seed is drawn [NUM_RESAMPLES, S]. The same for every metric, policy and scenario."""
+    rng = np.random.default_rng([_SEED, num_seeds])
+    drawn = rng.multinomial(num_seeds, np.full(num_seeds, 1.0 / num_seeds), size=NUM_RESAMPLES)
+    return drawn.astype(np.float64)
+
+
+@cache
+def expanded_tail(num_seeds: int, level: float = LEVEL) -> float:
+    """Share of the resamples to leave out at each end."""
+    t = student_t_quantile(0.5 + level / 2, num_seeds - 1)
+    return NormalDist().cdf(-math.sqrt(num_seeds / (num_seeds - 1)) * t)
+
+
+def student_t_quantile(probability: float, dof: int) -> float:
+    """For a probability above 0.5, by bisection."""
+    low, high = 0.0, 1.0
+    while _student_t_cdf(high, dof) < probability:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_t_cdf(middle, dof) < probability else (low, middle)
+    return high
+
+
+def _student_t_cdf(t: float, dof: int) -> float:
+    """Abramowitz and Stegun, 26.7.3 and 26.7.4: a finite sum for whole degrees of freedom."""
+    angle = math.atan(t / math.sqrt(dof))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = dof % 2
+    term = cosine if is_odd else 1.0
+    total = term if dof > 1 else 0.0
+    for k in range(2 + is_odd, dof - 1, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    within = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+    return 0.5 + within / 2
