@@ -10,7 +10,6 @@ Times are seconds and end in `_s`. Every request of the workload counts; a run i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,55 +20,50 @@ from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.state import TBT_BINS_PER_OCTAVE, TBT_LOWEST_EXPONENT
 
 PERCENTILES = (50, 90, 95, 99)
-LATENCIES = ("ttft", "tbt", "tpot", "e2e", "queueing")
+REQUEST_LATENCIES = ("ttft", "tpot", "e2e", "queueing")
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Latencies:
-    """[n] seconds, one value a finished request, in order of arrival."""
+def latency(requests: Any, name: str) -> Floats:
+    """[num_finished] seconds of `ttft`, `tpot`, `e2e` or `queueing`, in order of arrival.
 
-    ttft: Floats
-    tpot: Floats  # NaN where there is only one output token
-    e2e: Floats
-    queueing: Floats
-
-
-def latencies(requests: Any) -> Latencies:
-    done = requests[requests["completed_at"] >= 0]
-    num_gaps = done["num_decode"] - 1
-    stream_s = done["completed_at"] - done["first_token_at"]
-    tpot = np.full(len(done), np.nan)
-    np.divide(stream_s, num_gaps, out=tpot, where=num_gaps > 0)
-    return Latencies(
-        ttft=done["first_token_at"] - done["arrived_at"],
-        tpot=tpot,
-        e2e=done["completed_at"] - done["arrived_at"],
-        queueing=done["scheduled_at"] - done["arrived_at"],
-    )
+    `tpot` is NaN where there is only one output token.
+    """
+    # Column by column: a copy of the whole table would double the memory of a long run.
+    is_done = requests["completed_at"] >= 0
+    if name == "tpot":
+        num_gaps = requests["num_decode"][is_done] - 1
+        tpot = requests["completed_at"][is_done] - requests["first_token_at"][is_done]
+        np.divide(tpot, num_gaps, out=tpot, where=num_gaps > 0)
+        tpot[num_gaps == 0] = np.nan
+        return tpot
+    end = {"ttft": "first_token_at", "e2e": "completed_at", "queueing": "scheduled_at"}[name]
+    seconds: Floats = requests[end][is_done]
+    seconds -= requests["arrived_at"][is_done]
+    return seconds
 
 
 def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     """All metrics of cluster i after its run."""
     sim, requests = clusters.sims[i], clusters.requests[i]
-    times = latencies(requests)
     duration_s = max(float(requests["completed_at"].max() - requests["arrived_at"].min()), 1e-12)
-    is_good = (times.ttft <= slo.ttft_s) & ~(times.tpot > slo.tpot_s)
-    num_completed = len(times.e2e)
-    completed = requests["completed_at"] >= 0
-    num_tokens = float(requests["num_decode"].sum(where=completed))
+    is_good = np.ones(int(sim.num_completed), bool)
+    num_tokens = float(requests["num_decode"].sum(where=requests["completed_at"] >= 0))
     metrics = {
         "num_requests": float(sim.num_requests),
         "num_unfinished": float(sim.num_requests - sim.num_completed),
         "duration_s": duration_s,
     }
-    for name in ("ttft", "tpot", "e2e", "queueing"):
-        metrics |= _summary(name, getattr(times, name))
+    for name in REQUEST_LATENCIES:  # one at a time, to keep the memory of a long run low
+        values = latency(requests, name)
+        if name in ("ttft", "tpot"):
+            is_good &= ~(values > getattr(slo, f"{name}_s"))
+        metrics |= _summary(name, values)
     metrics |= _tbt_summary(clusters.tbt_histograms[i])
     replicas = clusters.replicas[i]
     shares = replicas["num_sent"] / max(1, replicas["num_sent"].sum())
     return metrics | {
-        "requests_per_s": num_completed / duration_s,
+        "requests_per_s": float(sim.num_completed) / duration_s,
         "tokens_per_s": num_tokens / duration_s,
         "goodput_per_s": float(is_good.sum()) / duration_s,
         "good_share": float(is_good.sum()) / float(sim.num_requests),
@@ -88,11 +82,13 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
 
 
 def _summary(name: str, values: Floats) -> dict[str, float]:
-    values = values[~np.isnan(values)]
+    if np.isnan(values).any():
+        values = values[~np.isnan(values)]
     if len(values) == 0:
         return {f"{name}_{part}_s": float("nan") for part in ("mean", *(f"p{p}" for p in PERCENTILES))}
-    quantiles = np.percentile(values, PERCENTILES)
-    return {f"{name}_mean_s": float(values.mean())} | {
+    mean = float(values.mean())
+    quantiles = np.percentile(values, PERCENTILES, overwrite_input=True)
+    return {f"{name}_mean_s": mean} | {
         f"{name}_p{p}_s": float(q) for p, q in zip(PERCENTILES, quantiles, strict=True)
     }
 

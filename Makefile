@@ -1,0 +1,35 @@
+# make demo: compare today's routing heuristics on a simulated cluster.   make test: run the tests.
+# Both set up their own virtual environment in .venv first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test lint bench clean
+.DEFAULT_GOAL := demo
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pointsman needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/pointsman compare --scenario steady-chat --scenario mixed-hardware --seeds 4 --out demo
+	@echo "Plots: demo/report.html"
+
+test: setup
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/simulator_speed.py
+	$(BIN)/python benchmarks/simulator_scale.py
+
+clean:
+	rm -rf .venv demo
