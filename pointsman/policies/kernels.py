@@ -13,7 +13,6 @@ from pointsman.signals import (
     CONTEXT_TOKENS,
     DECODE_S_PER_TOKEN,
     EXPECTED_TOKENS,
-    GENERATED_TOKENS,
     KV_CAPACITY_TOKENS,
     NUM_SIGNALS,
     OUTSTANDING,
@@ -21,12 +20,13 @@ from pointsman.signals import (
     PREFILL_S_PER_TOKEN,
     QUEUE_LENGTH,
     SCRAPED_KV_USE,
+    STEP_FLOOR_S,
     WEIGHT,
 )
-from pointsman.simulator.book import derive_signals
+from pointsman.simulator.book import derive_signals, length_class
 from pointsman.simulator.jit import kernel
 from pointsman.simulator.memory import float_list, float_table
-from pointsman.simulator.state import request_at
+from pointsman.simulator.state import NUM_LENGTH_CLASSES, request_at
 
 (
     EXTERNAL,
@@ -42,9 +42,11 @@ from pointsman.simulator.state import request_at
     SESSION_AFFINITY,
     HOLD_UNTIL_ROOM,
     LINEAR_SCORE,
-) = range(13)
+    LEAST_DELAY,
+) = range(14)
 
 FORBIDDEN = np.inf
+NUM_DRAWS = 64  # at random, before the replicas that may take the request are searched in order
 
 
 # A heuristic as the kernel wants it.
@@ -84,9 +86,9 @@ def choose(sim, policy):  # type: ignore[no-untyped-def]
     size = request.num_prefill + request.num_decode
     kind = policy.kind
     if kind == RANDOM:
-        return nth_from(sim, next_random(sim) % sim.num_replicas, size) + 1
+        return any_of(sim, size) + 1
     if kind == ROUND_ROBIN:
-        k = nth_from(sim, sim.round_robin % sim.num_replicas, size)
+        k = first_from(sim, sim.round_robin % sim.num_replicas, size)
         sim.round_robin = k + 1
         return k + 1
     if kind == WEIGHTED_ROUND_ROBIN:
@@ -120,10 +122,16 @@ def fill_scores(sim, policy, scores, num_prefill):  # type: ignore[no-untyped-de
             scores[k] = signals[PENDING_PREFILL_TOKENS, k] + signals[CONTEXT_TOKENS, k]
     elif kind == LEAST_WORK:
         for k in range(sim.num_replicas):
-            remaining = max(0.0, signals[EXPECTED_TOKENS, k] - signals[GENERATED_TOKENS, k])
-            prefill = signals[PENDING_PREFILL_TOKENS, k] + num_prefill
-            work_s = prefill * signals[PREFILL_S_PER_TOKEN, k] + remaining * signals[DECODE_S_PER_TOKEN, k]
-            scores[k] = work_s
+            prefill_s = (signals[PENDING_PREFILL_TOKENS, k] + num_prefill) * signals[PREFILL_S_PER_TOKEN, k]
+            scores[k] = prefill_s + signals[EXPECTED_TOKENS, k] * signals[DECODE_S_PER_TOKEN, k]
+    elif kind == LEAST_DELAY:
+        output = float_list(sim.output_estimate, NUM_LENGTH_CLASSES)[length_class(num_prefill)]
+        for k in range(sim.num_replicas):
+            others = signals[OUTSTANDING, k]
+            prefill_s = (signals[PENDING_PREFILL_TOKENS, k] + num_prefill) * signals[PREFILL_S_PER_TOKEN, k]
+            # A step with this request takes floor + others * m; each of the others' steps grows by m.
+            step_s = signals[STEP_FLOOR_S, k] + 2.0 * others * signals[DECODE_S_PER_TOKEN, k]
+            scores[k] = (1.0 + others) * prefill_s + output * step_s
     elif kind == LEAST_KV:
         for k in range(sim.num_replicas):
             scores[k] = signals[SCRAPED_KV_USE, k]
@@ -183,7 +191,17 @@ def lowest(sim, scores, is_tie_random):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def nth_from(sim, start, size):  # type: ignore[no-untyped-def]
+def any_of(sim, size):  # type: ignore[no-untyped-def]
+    """A random replica that may take the request, or -1."""
+    for _ in range(NUM_DRAWS):
+        k = next_random(sim) % sim.num_replicas
+        if can_take(sim, k, size):
+            return k
+    return first_from(sim, next_random(sim) % sim.num_replicas, size)
+
+
+@kernel
+def first_from(sim, start, size):  # type: ignore[no-untyped-def]
     """The first replica from `start` on, in a circle, that may take the request, or -1."""
     num_replicas = sim.num_replicas
     for offset in range(num_replicas):
@@ -214,12 +232,14 @@ def smooth_round_robin(sim, size):  # type: ignore[no-untyped-def]
 @kernel
 def less_of_two(sim, size):  # type: ignore[no-untyped-def]
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    first = nth_from(sim, next_random(sim) % sim.num_replicas, size)
+    first = any_of(sim, size)
+    second = any_of(sim, size)
+    for _ in range(NUM_DRAWS):
+        if second != first:
+            break
+        second = any_of(sim, size)
     if first < 0:
         return -1
-    # Any but the first: the circle starts behind it.
-    offset = next_random(sim) % max(1, sim.num_replicas - 1)
-    second = nth_from(sim, (first + 1 + offset) % sim.num_replicas, size)
     return second if signals[OUTSTANDING, second] < signals[OUTSTANDING, first] else first
 
 

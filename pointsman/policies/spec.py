@@ -36,6 +36,9 @@ HEURISTICS: Mapping[str, Heuristic] = {
     "least-work": Heuristic(
         kernels.LEAST_WORK, "shortest estimated time to finish what it has, by its speed"
     ),
+    "least-delay": Heuristic(
+        kernels.LEAST_DELAY, "least waiting added, for the request itself and for those already there"
+    ),
     "least-kv": Heuristic(kernels.LEAST_KV, "lowest KV use by the last scrape"),
     "session-affinity": Heuristic(
         kernels.SESSION_AFFINITY, "a session stays on its replica; without one, least-outstanding"

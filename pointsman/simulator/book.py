@@ -281,7 +281,7 @@ def derive_signals(sim):  # type: ignore[no-untyped-def]
         signals[REMAINING_TOKENS, k] = remaining
         backlog_s = signals[PENDING_PREFILL_TOKENS, k] * signals[PREFILL_S_PER_TOKEN, k]
         signals[PREFILL_BACKLOG_S, k] = backlog_s
-        signals[WORK_S, k] = backlog_s + remaining * signals[DECODE_S_PER_TOKEN, k]
+        signals[WORK_S, k] = backlog_s + signals[EXPECTED_TOKENS, k] * signals[DECODE_S_PER_TOKEN, k]
         signals[TTFT_TREND_S, k] = signals[TTFT_S, k] - signals[TTFT_SLOW_S, k]
         signals[TOKEN_RATE_TREND, k] = signals[TOKEN_RATE, k] - signals[TOKEN_RATE_SLOW, k]
         signals[SCRAPE_AGE_S, k] = now - signals[SCRAPED_AT, k]

@@ -107,14 +107,25 @@ class ReplicaPlan:
 
     @property
     def decode_s_per_token(self) -> float:
-        decodes = min(CALIBRATION_DECODES, self.max_seqs)
-        context = decodes * CALIBRATION_CONTEXT_TOKENS
-        step_s = self.costs.stage_s(num_decodes=decodes, context_tokens=context, num_seqs=decodes)
-        return step_s / decodes * self.slowdown
+        """What one more sequence adds to a step."""
+        difference = self._decode_s(CALIBRATION_DECODES) - self._decode_s(1)
+        return difference / (CALIBRATION_DECODES - 1) * self.slowdown
+
+    @property
+    def typical_step_s(self) -> float:
+        """A quarter of a prompt chunk beside a batch of decoding sequences: the mix of a chat."""
+        step_s = self._decode_s(CALIBRATION_DECODES) * self.slowdown
+        return step_s + CALIBRATION_PREFILL_TOKENS / 4 * self.prefill_s_per_token
 
     @property
     def step_floor_s(self) -> float:
-        return self.costs.stage_s(num_decodes=1, context_tokens=1) * self.slowdown
+        return self._decode_s(1) * self.slowdown
+
+    def _decode_s(self, num_decodes: int) -> float:
+        context_tokens = num_decodes * CALIBRATION_CONTEXT_TOKENS
+        return self.costs.stage_s(
+            num_decodes=num_decodes, context_tokens=context_tokens, num_seqs=num_decodes
+        )
 
 
 def plan_replicas(spec: ClusterSpec, base_dir: Path | None = None) -> list[ReplicaPlan]:
@@ -362,8 +373,8 @@ def _records(shape: int | tuple[int, ...], dtype: Any) -> Array:
 
 
 def _fill_weights(signals: Array, plans: Sequence[ReplicaPlan]) -> None:
-    """Shares of the capacity for a typical mix of prompt and output tokens."""
-    speeds = np.array([1.0 / (4 * plan.prefill_s_per_token + plan.decode_s_per_token) for plan in plans])
+    """Shares of the capacity for a typical mix: one prompt chunk with a batch of decodes."""
+    speeds = np.array([1.0 / plan.typical_step_s for plan in plans])
     signals[WEIGHT] = speeds / speeds.mean()
 
 
