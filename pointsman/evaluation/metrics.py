@@ -33,7 +33,7 @@ def latency(requests: Any, name: str) -> Floats:
     is_done = requests["completed_at"] >= 0
     if name == "tpot":
         num_gaps = requests["num_decode"][is_done] - 1
-        tpot = requests["completed_at"][is_done] - requests["first_token_at"][is_done]
+        tpot: Floats = requests["completed_at"][is_done] - requests["first_token_at"][is_done]
         np.divide(tpot, num_gaps, out=tpot, where=num_gaps > 0)
         tpot[num_gaps == 0] = np.nan
         return tpot

@@ -63,7 +63,7 @@ POLICY = np.dtype(
 
 
 @kernel
-def next_random(sim):  # type: ignore[no-untyped-def]
+def next_random(sim):
     """xorshift32, in integers that behave alike in Python and in machine code."""
     x = sim.rng
     x ^= (x << 13) & 0xFFFFFFFF
@@ -74,13 +74,13 @@ def next_random(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def can_take(sim, k, size):  # type: ignore[no-untyped-def]
+def can_take(sim, k, size):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     return signals[ACCEPTING, k] > 0.0 and size <= signals[KV_CAPACITY_TOKENS, k]
 
 
 @kernel
-def choose(sim, policy):  # type: ignore[no-untyped-def]
+def choose(sim, policy):
     """The action for the oldest queued request; 0 if no replica may take it."""
     request = request_at(sim.requests, sim.queue_head)
     size = request.num_prefill + request.num_decode
@@ -110,7 +110,7 @@ def choose(sim, policy):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def fill_scores(sim, policy, scores, num_prefill):  # type: ignore[no-untyped-def]
+def fill_scores(sim, policy, scores, num_prefill):
     """One loop for each kind, so that it stays a plain pass over rows of the table."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     kind = policy.kind
@@ -149,14 +149,14 @@ def fill_scores(sim, policy, scores, num_prefill):  # type: ignore[no-untyped-de
 
 
 @kernel
-def forbid(sim, scores, size):  # type: ignore[no-untyped-def]
+def forbid(sim, scores, size):
     for k in range(sim.num_replicas):
         if not can_take(sim, k, size):
             scores[k] = FORBIDDEN
 
 
 @kernel
-def forbid_without_room(sim, policy, scores, num_prefill):  # type: ignore[no-untyped-def]
+def forbid_without_room(sim, policy, scores, num_prefill):
     """Only replicas that would start the request at once, as far as the router can tell, are left."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     for k in range(sim.num_replicas):
@@ -169,7 +169,7 @@ def forbid_without_room(sim, policy, scores, num_prefill):  # type: ignore[no-un
 
 
 @kernel
-def lowest(sim, scores, is_tie_random):  # type: ignore[no-untyped-def]
+def lowest(sim, scores, is_tie_random):
     """The replica with the lowest score, or -1 if all are forbidden."""
     best = FORBIDDEN
     num_ties = 0
@@ -191,7 +191,7 @@ def lowest(sim, scores, is_tie_random):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def any_of(sim, size):  # type: ignore[no-untyped-def]
+def any_of(sim, size):
     """A random replica that may take the request, or -1."""
     for _ in range(NUM_DRAWS):
         k = next_random(sim) % sim.num_replicas
@@ -201,7 +201,7 @@ def any_of(sim, size):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def first_from(sim, start, size):  # type: ignore[no-untyped-def]
+def first_from(sim, start, size):
     """The first replica from `start` on, in a circle, that may take the request, or -1."""
     num_replicas = sim.num_replicas
     for offset in range(num_replicas):
@@ -212,7 +212,7 @@ def first_from(sim, start, size):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def smooth_round_robin(sim, size):  # type: ignore[no-untyped-def]
+def smooth_round_robin(sim, size):
     """Each replica earns its weight a turn; the richest is served and pays for the round."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     credit = float_list(sim.credit, sim.num_replicas)
@@ -230,7 +230,7 @@ def smooth_round_robin(sim, size):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def less_of_two(sim, size):  # type: ignore[no-untyped-def]
+def less_of_two(sim, size):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     first = any_of(sim, size)
     second = any_of(sim, size)
@@ -244,7 +244,7 @@ def less_of_two(sim, size):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def by_session(sim, session, size):  # type: ignore[no-untyped-def]
+def by_session(sim, session, size):
     """Rendezvous hashing: a session stays where it is unless its own replica goes away."""
     best = -1
     best_hash = -1
@@ -258,7 +258,7 @@ def by_session(sim, session, size):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def mix(x):  # type: ignore[no-untyped-def]
+def mix(x):
     """A 31-bit hash in products that stay below 2^63."""
     x &= 0x7FFFFFFF
     x = ((x >> 16) ^ x) * 0x45D9F3B & 0x7FFFFFFF

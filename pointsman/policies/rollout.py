@@ -10,7 +10,7 @@ from pointsman.simulator.state import DECISION, DONE, READY
 
 
 @entry_point
-def run(clusters, policies, actions, first, last):  # type: ignore[no-untyped-def]
+def run(clusters, policies, actions, first, last):
     """Advance clusters first..last-1, each on its own.
 
     clusters: [N] SIM; policies: [N] POLICY; actions: [N]. A heuristic decides inside the kernel; with the

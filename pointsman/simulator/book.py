@@ -62,12 +62,12 @@ LEARN_LENGTH = 0.05  # weight of a finished request in the estimate of its lengt
 
 
 @kernel
-def length_class(num_prefill):  # type: ignore[no-untyped-def]
+def length_class(num_prefill):
     return min(NUM_LENGTH_CLASSES - 1, math.frexp(num_prefill)[1] - 1)
 
 
 @kernel
-def integrate_load(sim):  # type: ignore[no-untyped-def]
+def integrate_load(sim):
     """Bring the time integrals up to now; call it before the load changes."""
     elapsed = sim.now - sim.load_since
     sim.load_since = sim.now
@@ -78,7 +78,7 @@ def integrate_load(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def change_outstanding(sim, k, change):  # type: ignore[no-untyped-def]
+def change_outstanding(sim, k, change):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     integrate_load(sim)
     before = signals[OUTSTANDING, k]
@@ -96,7 +96,7 @@ def change_outstanding(sim, k, change):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def book_sent(sim, k, i):  # type: ignore[no-untyped-def]
+def book_sent(sim, k, i):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     request = request_at(sim.requests, i)
     request.estimate = int(
@@ -111,7 +111,7 @@ def book_sent(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def book_first_token(sim, k, i):  # type: ignore[no-untyped-def]
+def book_first_token(sim, k, i):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     request = request_at(sim.requests, i)
     now = sim.now
@@ -134,7 +134,7 @@ def book_first_token(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def book_tokens(sim, k, num_tokens):  # type: ignore[no-untyped-def]
+def book_tokens(sim, k, num_tokens):
     """Output tokens that streamed back at the end of one step."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     replica = replica_at(sim.replicas, k)
@@ -153,7 +153,7 @@ def book_tokens(sim, k, num_tokens):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def book_step(sim, k, interval_s):  # type: ignore[no-untyped-def]
+def book_step(sim, k, interval_s):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     if signals[STEP_SLOW_S, k] == 0.0:
         signals[STEP_S, k] = interval_s
@@ -164,7 +164,7 @@ def book_step(sim, k, interval_s):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def book_finished(sim, k, i):  # type: ignore[no-untyped-def]
+def book_finished(sim, k, i):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     request = request_at(sim.requests, i)
     signals[DECODING, k] -= 1.0
@@ -179,7 +179,7 @@ def book_finished(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def book_lost_all(sim, k):  # type: ignore[no-untyped-def]
+def book_lost_all(sim, k):
     """The replica is gone, and everything that was sent to it with it."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     change_outstanding(sim, k, -signals[OUTSTANDING, k])
@@ -190,7 +190,7 @@ def book_lost_all(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def set_accepting(sim, k, is_accepting):  # type: ignore[no-untyped-def]
+def set_accepting(sim, k, is_accepting):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     replica = replica_at(sim.replicas, k)
     integrate_load(sim)
@@ -200,7 +200,7 @@ def set_accepting(sim, k, is_accepting):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def update_gauges(replica):  # type: ignore[no-untyped-def]
+def update_gauges(replica):
     """What the server's own metrics say from now on."""
     replica.gauge_running = replica.num_holding
     replica.gauge_waiting = replica.num_waiting
@@ -208,7 +208,7 @@ def update_gauges(replica):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def read_gauges(sim):  # type: ignore[no-untyped-def]
+def read_gauges(sim):
     """A scrape starts; what it reads will reach the router later."""
     scraped = float_table(sim.scraped, 3, sim.num_replicas)
     for k in range(sim.num_replicas):
@@ -219,7 +219,7 @@ def read_gauges(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def show_scrape(sim, scraped_at):  # type: ignore[no-untyped-def]
+def show_scrape(sim, scraped_at):
     scraped = float_table(sim.scraped, 3, sim.num_replicas)
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     for k in range(sim.num_replicas):
@@ -230,7 +230,7 @@ def show_scrape(sim, scraped_at):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def show_oracle(sim):  # type: ignore[no-untyped-def]
+def show_oracle(sim):
     """Oracle mode: the router reads the servers' state of this very instant."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     for k in range(sim.num_replicas):
@@ -242,7 +242,7 @@ def show_oracle(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def oldest_wait(sim, k):  # type: ignore[no-untyped-def]
+def oldest_wait(sim, k):
     """Age of the oldest request without a first token, queued or in the middle of its prompt."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -267,7 +267,7 @@ def oldest_wait(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def derive_signals(sim):  # type: ignore[no-untyped-def]
+def derive_signals(sim):
     """Fill the derived rows; only policies that read them pay for it."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     now = sim.now

@@ -29,7 +29,7 @@ from pointsman.simulator.state import (
 
 
 @kernel
-def arrive(sim, i):  # type: ignore[no-untyped-def]
+def arrive(sim, i):
     integrate_load(sim)
     sim.num_in_system += 1
     request_at(sim.requests, i).next = NOBODY
@@ -43,7 +43,7 @@ def arrive(sim, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def act(sim, action):  # type: ignore[no-untyped-def]
+def act(sim, action):
     """Carry out a decision about the oldest queued request."""
     sim.num_decisions += 1
     if action == 0:
@@ -72,7 +72,7 @@ def act(sim, action):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def compact_touched(sim):  # type: ignore[no-untyped-def]
+def compact_touched(sim):
     """Sort the touched replicas and drop repetitions."""
     touched = int_list(sim.touched, sim.num_touched)
     kept = 0
@@ -91,7 +91,7 @@ def compact_touched(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def end_decisions(sim):  # type: ignore[no-untyped-def]
+def end_decisions(sim):
     sim.is_deciding = 0
     if sim.num_touched > 1:
         compact_touched(sim)
@@ -102,7 +102,7 @@ def end_decisions(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def planned_event(sim, kind, k, value):  # type: ignore[no-untyped-def]
+def planned_event(sim, kind, k, value):
     replica = replica_at(sim.replicas, k)
     if kind == SLOW:
         replica.slowdown = value
@@ -118,7 +118,7 @@ def planned_event(sim, kind, k, value):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def fail(sim, k):  # type: ignore[no-untyped-def]
+def fail(sim, k):
     """The replica dies. Its requests return to the router's queue and start from scratch."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -157,7 +157,7 @@ def fail(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def give_back(sim, i):  # type: ignore[no-untyped-def]
+def give_back(sim, i):
     """Put a request back into the router's queue, which is in order of arrival."""
     request = request_at(sim.requests, i)
     request.prefill = request.num_prefill
@@ -184,7 +184,7 @@ def give_back(sim, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def is_older(sim, i, j):  # type: ignore[no-untyped-def]
+def is_older(sim, i, j):
     first = request_at(sim.requests, i).arrived_at
     second = request_at(sim.requests, j).arrived_at
     return first < second or (first == second and i < j)

@@ -28,33 +28,33 @@ from pointsman.simulator.state import future_at, instant_at
 
 
 @njit
-def encode(kind, index, stage, slot):  # type: ignore[no-untyped-def]
+def encode(kind, index, stage, slot):
     """index: a replica or a request (< 2^40)."""
     return kind | (stage << 4) | (slot << 12) | (index << 20)
 
 
 @kernel
-def kind_of(what):  # type: ignore[no-untyped-def]
+def kind_of(what):
     return what & 15
 
 
 @kernel
-def stage_of(what):  # type: ignore[no-untyped-def]
+def stage_of(what):
     return (what >> 4) & 255
 
 
 @kernel
-def slot_of(what):  # type: ignore[no-untyped-def]
+def slot_of(what):
     return (what >> 12) & 255
 
 
 @kernel
-def index_of(what):  # type: ignore[no-untyped-def]
+def index_of(what):
     return what >> 20
 
 
 @kernel
-def push_now(sim, what):  # type: ignore[no-untyped-def]
+def push_now(sim, what):
     at = sim.ring_head + sim.ring_size
     if at >= sim.ring_capacity:
         at -= sim.ring_capacity
@@ -66,7 +66,7 @@ def push_now(sim, what):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pop_now(sim):  # type: ignore[no-untyped-def]
+def pop_now(sim):
     head = sim.ring_head
     sim.ring_head = 0 if head + 1 == sim.ring_capacity else head + 1
     sim.ring_size -= 1
@@ -74,14 +74,14 @@ def pop_now(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def set_future(future, time, seq, what):  # type: ignore[no-untyped-def]
+def set_future(future, time, seq, what):
     future.time = time
     future.seq = seq
     future.what = what
 
 
 @kernel
-def push_later(sim, time, what):  # type: ignore[no-untyped-def]
+def push_later(sim, time, what):
     """Returns the event's number."""
     seq = sim.next_seq
     sim.next_seq = seq + 1
@@ -100,7 +100,7 @@ def push_later(sim, time, what):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def sink(sim, time, seq, what):  # type: ignore[no-untyped-def]
+def sink(sim, time, seq, what):
     """Put an event in the first place of the heap and let it sink to where it belongs."""
     size = sim.heap_size
     hole = 0
@@ -122,7 +122,7 @@ def sink(sim, time, seq, what):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def drop_first(sim):  # type: ignore[no-untyped-def]
+def drop_first(sim):
     """Remove the heap's first event."""
     sim.heap_size -= 1
     last = future_at(sim.heap, sim.heap_size)
@@ -130,7 +130,7 @@ def drop_first(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def replace_first(sim, time, what):  # type: ignore[no-untyped-def]
+def replace_first(sim, time, what):
     """`drop_first` and `push_later` in one; returns the new event's number."""
     seq = sim.next_seq
     sim.next_seq = seq + 1
@@ -139,7 +139,7 @@ def replace_first(sim, time, what):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def is_first_alone(sim):  # type: ignore[no-untyped-def]
+def is_first_alone(sim):
     """Whether no other event in the heap has the time of the first."""
     time = future_at(sim.heap, 0).time
     has_left = sim.heap_size > 1 and future_at(sim.heap, 1).time == time

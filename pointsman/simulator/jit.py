@@ -14,6 +14,16 @@ from typing import Any
 
 import numba
 
+IS_INTERPRETED = bool(vars(numba.config)["DISABLE_JIT"])
+
+# `_nrt`: arrays in the kernel belong to Python (memory.py), so there is nothing to count references of.
+INNER: dict[str, Any] = {
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "_nrt": False,
+    "error_model": "numpy",
+}
+
 KERNEL_FILES = ("simulator/*.py", "policies/kernels.py", "signals.py")
 
 
@@ -28,14 +38,13 @@ def kernel_digest() -> str:
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a part of the kernel: called from compiled code only, so it needs no way in from Python."""
-    # Arrays in the kernel belong to Python (memory.py): there is nothing to count references of.
-    return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
+    return numba.njit(function, **INNER)
 
 
 def entry_point(function: Callable[..., Any]) -> Any:
     """Compile with a cache on disk; the GIL is released while it runs."""
     dispatcher = numba.njit(function, nogil=True, cache=True)
-    if not numba.config.DISABLE_JIT:
+    if not IS_INTERPRETED:
         cache_file = dispatcher._cache._cache_file
         cache_file._source_stamp = kernel_digest()
     return dispatcher
@@ -43,6 +52,6 @@ def entry_point(function: Callable[..., Any]) -> Any:
 
 def is_compiled(dispatcher: Any) -> bool:
     """Whether a call would start at once: compiled in this process, or found in the cache on disk."""
-    if numba.config.DISABLE_JIT or dispatcher.signatures:
+    if IS_INTERPRETED or dispatcher.signatures:
         return True
     return bool(dispatcher._cache._cache_file._load_index())

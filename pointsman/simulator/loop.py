@@ -54,7 +54,7 @@ from pointsman.simulator.state import (
 
 
 @kernel
-def advance(sim):  # type: ignore[no-untyped-def]
+def advance(sim):
     """Run until a decision is needed, it is time to pause, or the end; the status says which."""
     while True:
         if sim.is_deciding:
@@ -72,7 +72,7 @@ def advance(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def next_event(sim):  # type: ignore[no-untyped-def]
+def next_event(sim):
     """Handle the next event; False if there is none."""
     heap_time = future_at(sim.heap, 0).time if sim.heap_size > 0 else float("inf")
     arrival_time = float("inf")
@@ -106,7 +106,7 @@ def next_event(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def handle_now(sim, what):  # type: ignore[no-untyped-def]
+def handle_now(sim, what):
     kind = kind_of(what)
     k = index_of(what)
     if kind == STAGE_SCHEDULE:
@@ -125,7 +125,7 @@ def handle_now(sim, what):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def handle_first(sim):  # type: ignore[no-untyped-def]
+def handle_first(sim):
     """Take the first event off the heap and handle it."""
     what = future_at(sim.heap, 0).what
     kind = kind_of(what)
@@ -146,7 +146,7 @@ def handle_first(sim):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def handle_router_event(sim, kind, i):  # type: ignore[no-untyped-def]
+def handle_router_event(sim, kind, i):
     if kind == USER_ARRIVAL:
         request_at(sim.requests, i).arrived_at = sim.now
         arrive(sim, i)

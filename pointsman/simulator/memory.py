@@ -10,25 +10,26 @@ addresses are read through ctypes: slow, and identical.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import math
 from typing import Any
 
-import numba
 import numpy as np
 from numba import from_dtype, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 
+from pointsman.simulator.jit import IS_INTERPRETED
 
-def row_accessor(dtype: np.dtype[Any]) -> Callable[[int, int], Any]:
+
+def row_accessor(dtype: np.dtype[Any]) -> Any:
     """A function (address, index) -> the record at that index of an array of `dtype`."""
-    if numba.config.DISABLE_JIT:
+    if IS_INTERPRETED:
         return lambda address, index: _array_at(address + index * dtype.itemsize, dtype, 1)[0]
     record = from_dtype(dtype)
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def row_at(typing_context, address, index):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    @intrinsic
+    def row_at(typing_context, address, index):
+        def generate(context, builder, signature, arguments):
             start, position = arguments
             stride = context.get_constant(types.int64, dtype.itemsize)
             target = builder.add(start, builder.mul(position, stride))
@@ -36,18 +37,18 @@ def row_accessor(dtype: np.dtype[Any]) -> Callable[[int, int], Any]:
 
         return record(types.int64, types.int64), generate
 
-    return row_at  # type: ignore[no-any-return]
+    return row_at
 
 
-def array_accessor(element: Any, num_axes: int) -> Callable[..., Any]:
+def array_accessor(element: Any, num_axes: int) -> Any:
     """A function (address, size of each axis) -> the array there, in C order."""
     dtype = np.dtype(element)
-    if numba.config.DISABLE_JIT:
-        return lambda address, *shape: _array_at(address, dtype, np.prod(shape)).reshape(shape)
+    if IS_INTERPRETED:
+        return lambda address, *shape: _array_at(address, dtype, math.prod(shape)).reshape(shape)
     array = types.Array(from_dtype(dtype), num_axes, "C")
     signature = array(types.int64, *[types.int64] * num_axes)
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         itemsize = context.get_constant(types.intp, dtype.itemsize)
         shape = arguments[1:]
         strides = [itemsize]
@@ -60,17 +61,17 @@ def array_accessor(element: Any, num_axes: int) -> Callable[..., Any]:
 
     if num_axes == 1:
 
-        @intrinsic  # type: ignore[untyped-decorator]
-        def list_at(typing_context, address, size):  # type: ignore[no-untyped-def]
+        @intrinsic
+        def list_at(typing_context, address, size):
             return signature, generate
 
-        return list_at  # type: ignore[no-any-return]
+        return list_at
 
-    @intrinsic  # type: ignore[untyped-decorator]
-    def table_at(typing_context, address, num_rows, num_columns):  # type: ignore[no-untyped-def]
+    @intrinsic
+    def table_at(typing_context, address, num_rows, num_columns):
         return signature, generate
 
-    return table_at  # type: ignore[no-any-return]
+    return table_at
 
 
 def _array_at(address: int, dtype: Any, count: int) -> Any:

@@ -54,14 +54,14 @@ FAR = 1 << 62  # a step that never comes
 
 
 @kernel
-def wake_router(sim):  # type: ignore[no-untyped-def]
+def wake_router(sim):
     if sim.queue_size > 0 and not sim.is_wake_planned:
         sim.is_wake_planned = 1
         push_now(sim, encode(ROUTER_WAKES, 0, 0, 0))
 
 
 @kernel
-def replica_schedule(sim, k):  # type: ignore[no-untyped-def]
+def replica_schedule(sim, k):
     replica = replica_at(sim.replicas, k)
     if not replica.is_alive:
         return
@@ -75,7 +75,7 @@ def replica_schedule(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def start_batch(sim, k, slot):  # type: ignore[no-untyped-def]
+def start_batch(sim, k, slot):
     """Form a batch; False if there is nothing to run."""
     replica = replica_at(sim.replicas, k)
     if not form_batch(sim, k, slot):
@@ -93,7 +93,7 @@ def start_batch(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def batch_time(sim, k, slot):  # type: ignore[no-untyped-def]
+def batch_time(sim, k, slot):
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
     cost = cost_at(sim.costs, replica.cost)
@@ -116,7 +116,7 @@ def batch_time(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def stage_arrival(sim, k, stage, slot):  # type: ignore[no-untyped-def]
+def stage_arrival(sim, k, stage, slot):
     replica = replica_at(sim.replicas, k)
     state = stage_at(replica.stages, stage)
     int_list(state.queue, replica.num_stages)[state.num_queued] = slot
@@ -125,7 +125,7 @@ def stage_arrival(sim, k, stage, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def step_alone(sim, k):  # type: ignore[no-untyped-def]
+def step_alone(sim, k):
     """End the batch of a single-stage replica and start the next, when nothing else happens at this instant.
 
     The same as the chain of events, without the queue: the batch's end is still the first in the heap and
@@ -145,7 +145,7 @@ def step_alone(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def stage_schedule(sim, k, stage):  # type: ignore[no-untyped-def]
+def stage_schedule(sim, k, stage):
     replica = replica_at(sim.replicas, k)
     state = stage_at(replica.stages, stage)
     if state.is_busy or state.num_queued == 0:
@@ -161,7 +161,7 @@ def stage_schedule(sim, k, stage):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def stage_end(sim, k, stage, slot):  # type: ignore[no-untyped-def]
+def stage_end(sim, k, stage, slot):
     replica = replica_at(sim.replicas, k)
     stage_at(replica.stages, stage).is_busy = 0
     if replica.num_stages > 1:  # a single stage has nothing queued
@@ -173,7 +173,7 @@ def stage_end(sim, k, stage, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def batch_end(sim, k, slot):  # type: ignore[no-untyped-def]
+def batch_end(sim, k, slot):
     is_news = end_batch(sim, k, slot)
     push_now(sim, encode(REPLICA_SCHEDULE, k, 0, 0))
     # The router hears of it over the network: too late for the batch that is formed at this instant.
@@ -182,7 +182,7 @@ def batch_end(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def end_batch(sim, k, slot):  # type: ignore[no-untyped-def]
+def end_batch(sim, k, slot):
     """Hand out the batch's tokens; True if the router sees a first token or a finish."""
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
@@ -226,7 +226,7 @@ def end_batch(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def step_all(sim, k):  # type: ignore[no-untyped-def]
+def step_all(sim, k):
     """Every decoding request of the replica got a token."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -267,7 +267,7 @@ def step_all(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def step_one(sim, k, i):  # type: ignore[no-untyped-def]
+def step_one(sim, k, i):
     """One decoding request got a token, others of the replica did not."""
     request = request_at(sim.requests, i)
     interval = sim.now - last_token_at(sim, k, i)
@@ -282,7 +282,7 @@ def step_one(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def prefill_step(sim, k, i, num_tokens, is_step_of_all):  # type: ignore[no-untyped-def]
+def prefill_step(sim, k, i, num_tokens, is_step_of_all):
     """Part of a prompt was processed; returns 1 if that brought the request a token."""
     replica = replica_at(sim.replicas, k)
     request = request_at(sim.requests, i)
@@ -310,7 +310,7 @@ def prefill_step(sim, k, i, num_tokens, is_step_of_all):  # type: ignore[no-unty
 
 
 @kernel
-def sweep(sim, k):  # type: ignore[no-untyped-def]
+def sweep(sim, k):
     """Take what finished off the running list, order kept."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -325,7 +325,7 @@ def sweep(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def finish(sim, k, i):  # type: ignore[no-untyped-def]
+def finish(sim, k, i):
     replica = replica_at(sim.replicas, k)
     request = request_at(sim.requests, i)
     forget_fresh(sim, k, i)
@@ -348,7 +348,7 @@ def finish(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def log_batch(sim, k, slot):  # type: ignore[no-untyped-def]
+def log_batch(sim, k, slot):
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
     row = log_at(sim.batch_log, sim.num_logged_batches)

@@ -25,7 +25,7 @@ from pointsman.simulator.state import ORCA, SARATHI, VLLM, batch_at, entry_at, r
 
 
 @kernel
-def form_batch(sim, k, slot):  # type: ignore[no-untyped-def]
+def form_batch(sim, k, slot):
     """Fill batch `slot` of replica k; False if there is nothing to run."""
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
@@ -50,7 +50,7 @@ def form_batch(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def add_prefill(sim, k, slot, i, num_tokens):  # type: ignore[no-untyped-def]
+def add_prefill(sim, k, slot, i, num_tokens):
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
     entry_at(batch.entries, batch.num_entries).request = i
@@ -64,7 +64,7 @@ def add_prefill(sim, k, slot, i, num_tokens):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def add_decode(sim, k, slot, i):  # type: ignore[no-untyped-def]
+def add_decode(sim, k, slot, i):
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
     entry_at(batch.entries, batch.num_entries).request = i
@@ -75,7 +75,7 @@ def add_decode(sim, k, slot, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def add_all_decodes(sim, k, slot, num_new_blocks):  # type: ignore[no-untyped-def]
+def add_all_decodes(sim, k, slot, num_new_blocks):
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
     replica.used_blocks += num_new_blocks
@@ -84,12 +84,12 @@ def add_all_decodes(sim, k, slot, num_new_blocks):  # type: ignore[no-untyped-de
 
 
 @kernel
-def num_sequences(batch):  # type: ignore[no-untyped-def]
+def num_sequences(batch):
     return batch.num_entries + batch.num_decodes if batch.is_lazy else batch.num_entries
 
 
 @kernel
-def admit(sim, k, num_blocks):  # type: ignore[no-untyped-def]
+def admit(sim, k, num_blocks):
     """Take the head of the queue and give it memory."""
     replica = replica_at(sim.replicas, k)
     replica.used_blocks += num_blocks
@@ -98,19 +98,19 @@ def admit(sim, k, num_blocks):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def has_room_for_prompt(replica, num_blocks):  # type: ignore[no-untyped-def]
+def has_room_for_prompt(replica, num_blocks):
     return replica.num_blocks - replica.used_blocks - num_blocks >= replica.watermark_blocks
 
 
 @kernel
-def can_step_lazily(sim, k, num_new_blocks):  # type: ignore[no-untyped-def]
+def can_step_lazily(sim, k, num_new_blocks):
     """Vidur wants a free block for each decoding request in turn, even one that needs no new block."""
     replica = replica_at(sim.replicas, k)
     return replica.num_stages == 1 and replica.num_blocks - replica.used_blocks > num_new_blocks
 
 
 @kernel
-def grow_or_evict(sim, k, i, position, stop):  # type: ignore[no-untyped-def]
+def grow_or_evict(sim, k, i, position, stop):
     """Vidur: make room for i's next token at the cost of the end of the list, or of i itself.
 
     Returns the new end of the running list, or -1 if i itself was evicted.
@@ -131,7 +131,7 @@ def grow_or_evict(sim, k, i, position, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def keep_running(sim, k, start, stop):  # type: ignore[no-untyped-def]
+def keep_running(sim, k, start, stop):
     """Only running[start:stop] stays on the list."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -142,7 +142,7 @@ def keep_running(sim, k, start, stop):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def form_vllm(sim, k, slot):  # type: ignore[no-untyped-def]
+def form_vllm(sim, k, slot):
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
     batch = batch_at(replica.batches, slot)
@@ -186,7 +186,7 @@ def form_vllm(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def form_sarathi(sim, k, slot):  # type: ignore[no-untyped-def]
+def form_sarathi(sim, k, slot):
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
     batch = batch_at(replica.batches, slot)
@@ -261,7 +261,7 @@ def form_sarathi(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def take_partials(sim, k):  # type: ignore[no-untyped-def]
+def take_partials(sim, k):
     """Move the partly prefilled requests from the running list to the scratch list, order kept."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -283,7 +283,7 @@ def take_partials(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def put_in_front(sim, k, num_skipped):  # type: ignore[no-untyped-def]
+def put_in_front(sim, k, num_skipped):
     """Vidur's sarathi: chunks that got no budget come before everything that ran."""
     if num_skipped == 0:
         return
@@ -300,7 +300,7 @@ def put_in_front(sim, k, num_skipped):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def form_orca(sim, k, slot):  # type: ignore[no-untyped-def]
+def form_orca(sim, k, slot):
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
     batch = batch_at(replica.batches, slot)
@@ -322,7 +322,7 @@ def form_orca(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def chunk_of(replica, request, budget):  # type: ignore[no-untyped-def]
+def chunk_of(replica, request, budget):
     """Prompt tokens vLLM would run now."""
     wanted = request.prefill - request.processed
     if 0 < replica.long_prefill_tokens < wanted:
@@ -331,7 +331,7 @@ def chunk_of(replica, request, budget):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def form_vllm_v1(sim, k, slot):  # type: ignore[no-untyped-def]
+def form_vllm_v1(sim, k, slot):
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
     num_preemptions = sim.num_preemptions
@@ -357,7 +357,7 @@ def form_vllm_v1(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def run_lazily_v1(sim, k, slot):  # type: ignore[no-untyped-def]
+def run_lazily_v1(sim, k, slot):
     """Schedule all running requests at once; returns the budget left, or -1 if someone would be left out."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -394,7 +394,7 @@ def run_lazily_v1(sim, k, slot):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def last_evictable(sim, k):  # type: ignore[no-untyped-def]
+def last_evictable(sim, k):
     """Position of the latest running request that no batch in flight needs, or -1."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -405,7 +405,7 @@ def last_evictable(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def run_exactly_v1(sim, k, slot):  # type: ignore[no-untyped-def]
+def run_exactly_v1(sim, k, slot):
     """Walk the running list as vLLM does, preempting from its end; returns the budget left."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)

@@ -25,12 +25,12 @@ from pointsman.simulator.state import (
 
 
 @kernel
-def blocks_for(num_tokens, block_size):  # type: ignore[no-untyped-def]
+def blocks_for(num_tokens, block_size):
     return (num_tokens + block_size - 1) // block_size
 
 
 @kernel
-def push_waiting(sim, k, i):  # type: ignore[no-untyped-def]
+def push_waiting(sim, k, i):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     replica = replica_at(sim.replicas, k)
     request_at(sim.requests, i).next = NOBODY
@@ -44,7 +44,7 @@ def push_waiting(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def push_waiting_front(sim, k, i):  # type: ignore[no-untyped-def]
+def push_waiting_front(sim, k, i):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     replica = replica_at(sim.replicas, k)
     request_at(sim.requests, i).next = replica.waiting_head
@@ -56,7 +56,7 @@ def push_waiting_front(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pop_waiting(sim, k):  # type: ignore[no-untyped-def]
+def pop_waiting(sim, k):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     replica = replica_at(sim.replicas, k)
     i = replica.waiting_head
@@ -67,13 +67,13 @@ def pop_waiting(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def num_processed(sim, k, i):  # type: ignore[no-untyped-def]
+def num_processed(sim, k, i):
     request = request_at(sim.requests, i)
     return request.processed + replica_at(sim.replicas, k).steps if request.is_decoding else request.processed
 
 
 @kernel
-def held_blocks(sim, k, i):  # type: ignore[no-untyped-def]
+def held_blocks(sim, k, i):
     """Blocks of a request that is not part of the batch being formed or in flight."""
     replica = replica_at(sim.replicas, k)
     request = request_at(sim.requests, i)
@@ -87,14 +87,14 @@ def held_blocks(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def integrate_kv(sim, k):  # type: ignore[no-untyped-def]
+def integrate_kv(sim, k):
     replica = replica_at(sim.replicas, k)
     replica.kv_area += replica.used_blocks * (sim.now - replica.kv_since)
     replica.kv_since = sim.now
 
 
 @kernel
-def start_decoding(sim, k, i):  # type: ignore[no-untyped-def]
+def start_decoding(sim, k, i):
     """From here on the request's tokens are counted by `steps`."""
     replica = replica_at(sim.replicas, k)
     phase_count = int_list(replica.phase_count, replica.block_size)
@@ -109,7 +109,7 @@ def start_decoding(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def stop_decoding(sim, k, i):  # type: ignore[no-untyped-def]
+def stop_decoding(sim, k, i):
     replica = replica_at(sim.replicas, k)
     phase_count = int_list(replica.phase_count, replica.block_size)
     request = request_at(sim.requests, i)
@@ -121,7 +121,7 @@ def stop_decoding(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def blocks_next_step(sim, k):  # type: ignore[no-untyped-def]
+def blocks_next_step(sim, k):
     """How many decoding requests need another block for their next token."""
     replica = replica_at(sim.replicas, k)
     phase_count = int_list(replica.phase_count, replica.block_size)
@@ -131,7 +131,7 @@ def blocks_next_step(sim, k):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def record_interval(sim, interval_s, num_tokens):  # type: ignore[no-untyped-def]
+def record_interval(sim, interval_s, num_tokens):
     """Count `num_tokens` tokens that came `interval_s` after the previous one of their stream."""
     mantissa, exponent = math.frexp(interval_s)
     octave = exponent - 1 - TBT_LOWEST_EXPONENT
@@ -140,12 +140,12 @@ def record_interval(sim, interval_s, num_tokens):  # type: ignore[no-untyped-def
 
 
 @kernel
-def last_token_at(sim, k, i):  # type: ignore[no-untyped-def]
+def last_token_at(sim, k, i):
     return max(request_at(sim.requests, i).last_token_at, replica_at(sim.replicas, k).last_step_at)
 
 
 @kernel
-def set_last_token(sim, k, i):  # type: ignore[no-untyped-def]
+def set_last_token(sim, k, i):
     """Note a token that did not come with a step of all decoding requests."""
     replica = replica_at(sim.replicas, k)
     fresh = int_list(replica.fresh, sim.max_seqs)
@@ -158,7 +158,7 @@ def set_last_token(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def forget_fresh(sim, k, i):  # type: ignore[no-untyped-def]
+def forget_fresh(sim, k, i):
     if not request_at(sim.requests, i).is_fresh:
         return
     request_at(sim.requests, i).is_fresh = 0
@@ -172,7 +172,7 @@ def forget_fresh(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def evict(sim, k, i):  # type: ignore[no-untyped-def]
+def evict(sim, k, i):
     """Preemption by recomputation: free the memory, start over from the front of the queue."""
     replica = replica_at(sim.replicas, k)
     request = request_at(sim.requests, i)
@@ -195,7 +195,7 @@ def evict(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def append_running(sim, k, i):  # type: ignore[no-untyped-def]
+def append_running(sim, k, i):
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
     position = replica.num_running
@@ -213,7 +213,7 @@ def append_running(sim, k, i):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def find_first_partial(sim, k, start):  # type: ignore[no-untyped-def]
+def find_first_partial(sim, k, start):
     """No partly prefilled request stands before `start`."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -227,7 +227,7 @@ def find_first_partial(sim, k, start):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def sort_by_arrival(sim, items, start, stop):  # type: ignore[no-untyped-def]
+def sort_by_arrival(sim, items, start, stop):
     """Stable insertion sort of request numbers; the lists are short and nearly sorted."""
     for position in range(start + 1, stop):
         i = items[position]
