@@ -395,3 +395,4 @@ def _plan_first_events(sim: Any, heap: Array, workload: Workload) -> None:
         future.seq = seq
         future.what = what
     sim.heap_size = sim.next_seq = len(planned)
+    sim.num_live = len(planned) - 1

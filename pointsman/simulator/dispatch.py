@@ -7,10 +7,11 @@ held one wait with it. A request that was held for `max_hold_s` must be sent.
 
 from __future__ import annotations
 
+from pointsman.signals import ACCEPTING, KV_CAPACITY_TOKENS, NUM_SIGNALS
 from pointsman.simulator.book import book_lost_all, book_sent, integrate_load, set_accepting, update_gauges
 from pointsman.simulator.events import HOLD_TIMER, REPLICA_SCHEDULE, encode, push_later, push_now
 from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import int_list
+from pointsman.simulator.memory import float_table, int_list
 from pointsman.simulator.replica import FAR, wake_router
 from pointsman.simulator.sequences import integrate_kv, pop_waiting, push_waiting
 from pointsman.simulator.state import (
@@ -48,7 +49,7 @@ def act(sim, action):
     sim.num_decisions += 1
     if action == 0:
         end_decisions(sim)
-        if not sim.is_timer_planned:
+        if not sim.is_timer_planned and can_anyone_take(sim, sim.queue_head):
             sim.is_timer_planned = 1
             push_later(sim, sim.now + sim.hold_timer_s, encode(HOLD_TIMER, 0, 0, 0))
         return
@@ -69,6 +70,18 @@ def act(sim, action):
     sim.num_touched += 1
     if sim.num_touched > sim.num_replicas:
         compact_touched(sim)
+
+
+@kernel
+def can_anyone_take(sim, i):
+    """Else there is no point in asking again until a replica joins."""
+    request = request_at(sim.requests, i)
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    size = request.num_prefill + request.num_decode
+    for k in range(sim.num_replicas):
+        if signals[ACCEPTING, k] > 0.0 and size <= signals[KV_CAPACITY_TOKENS, k]:
+            return True
+    return False
 
 
 @kernel

@@ -138,6 +138,7 @@ def handle_first(sim):
             step_alone(sim, k)
             return
         drop_first(sim)
+        sim.num_live -= 1
         if is_valid:
             stage_end(sim, k, stage, slot_of(what))
         return
@@ -146,8 +147,16 @@ def handle_first(sim):
 
 
 @kernel
+def is_anything_coming(sim):
+    """Whether scrapes can still show something new. Without this a run with a stuck request would never end."""
+    has_arrivals = sim.num_users == 0 and sim.next_arrival < sim.num_requests
+    return has_arrivals or sim.num_live > 0 or sim.next_event < sim.num_events or sim.is_timer_planned
+
+
+@kernel
 def handle_router_event(sim, kind, i):
     if kind == USER_ARRIVAL:
+        sim.num_live -= 1
         request_at(sim.requests, i).arrived_at = sim.now
         arrive(sim, i)
     elif kind == HOLD_TIMER:
@@ -156,7 +165,8 @@ def handle_router_event(sim, kind, i):
     elif kind == SCRAPE:
         read_gauges(sim)
         push_later(sim, sim.now + sim.scrape_delay_s, encode(SCRAPE_VISIBLE, 0, 0, 0))
-        push_later(sim, sim.now + sim.scrape_interval_s, encode(SCRAPE, 0, 0, 0))
+        if is_anything_coming(sim):
+            push_later(sim, sim.now + sim.scrape_interval_s, encode(SCRAPE, 0, 0, 0))
     elif kind == SCRAPE_VISIBLE:
         show_scrape(sim, sim.now - sim.scrape_delay_s)
         wake_router(sim)

@@ -140,6 +140,7 @@ def step_alone(sim, k):
         stage.seq = replace_first(sim, sim.now + duration, encode(STAGE_END, k, 0, 0))
     else:
         drop_first(sim)
+        sim.num_live -= 1
     if is_news:
         wake_router(sim)
 
@@ -158,6 +159,7 @@ def stage_schedule(sim, k, stage):
     state.is_busy = 1
     duration = batch_at(replica.batches, slot).stage_s * replica_at(sim.replicas, k).slowdown
     state.seq = push_later(sim, sim.now + duration, encode(STAGE_END, k, stage, slot))
+    sim.num_live += 1
 
 
 @kernel
@@ -345,6 +347,7 @@ def finish(sim, k, i):
         sim.next_arrival += 1
         pause = request_at(sim.requests, follower).arrived_at
         push_later(sim, sim.now + pause, encode(USER_ARRIVAL, follower, 0, 0))
+        sim.num_live += 1
 
 
 @kernel

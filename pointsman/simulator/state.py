@@ -77,6 +77,7 @@ SIM = np.dtype(
         ("ring_head", "i8"),
         ("ring_size", "i8"),
         ("next_seq", "i8"),
+        ("num_live", "i8"),  # events in the heap that are not timers or scrapes
         # The router's queue, oldest first, linked through `requests.next`.
         ("queue_head", "i8"),
         ("queue_tail", "i8"),
