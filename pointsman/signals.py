@@ -45,9 +45,7 @@ SIGNALS = (
     Signal("scraped_at", "s", "scraped", "when these values were read on the server"),
     Signal("kv_capacity_tokens", "tokens", "static", "KV memory"),
     Signal("prefill_s_per_token", "s/token", "static", "calibrated: marginal time of a prompt token"),
-    Signal(
-        "decode_s_per_token", "s/token", "static", "calibrated: what one more sequence adds to a step"
-    ),
+    Signal("decode_s_per_token", "s/token", "static", "calibrated: what one more sequence adds to a step"),
     Signal("step_floor_s", "s", "static", "calibrated: time of the smallest step"),
     Signal("weight", "share", "static", "this replica's share of the cluster's capacity, mean 1"),
     Signal("mean_wait_s", "s", "derived", "mean age of the waiting requests"),

@@ -85,9 +85,7 @@ def find_scenario(name: str) -> Scenario:
     raise InputError("--scenario", name, "unknown scenario", remedy)
 
 
-def _traffic(
-    load: float, lengths: Any = "azure-conv", requests: int = NUM_REQUESTS, **arrivals: Any
-) -> Data:
+def _traffic(load: float, lengths: Any = "azure-conv", requests: int = NUM_REQUESTS, **arrivals: Any) -> Data:
     return {
         "arrivals": {"kind": "poisson", "load": load, **arrivals},
         "lengths": lengths,
@@ -127,10 +125,8 @@ def _random_hardware(seed: int) -> Data:
     rng = np.random.default_rng([seed, 0xD1CE])  # not the stream that arrivals and lengths come from
     drawn = rng.choice(devices, size=int(rng.integers(4, 9)))
     names, counts = np.unique(drawn, return_counts=True)
-    groups = [
-        {"device": str(name), "count": int(count)} for name, count in zip(names, counts, strict=True)
-    ]
-    return _fixed(_traffic(0.85), replicas=groups)(seed)
+    groups = [{"device": str(name), "count": int(count)} for name, count in zip(names, counts, strict=True)]
+    return _fixed(_traffic(0.85, requests=2 * NUM_REQUESTS), replicas=groups)(seed)
 
 
 def _events(*events: tuple[float, str, float]) -> list[Data]:
@@ -169,7 +165,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ("mixed", "conversation and code completion 7 : 3, 0.85", _fixed(_traffic(0.85, _MIXTURE))),
         (
             "long-context",
-            "Llama-3.1-8B, Mooncake conversation: prompts of 12,000 tokens and up to 120,000, 0.85",
+            "Llama-3.1-8B, Mooncake conversation: 13,000 tokens a prompt, up to 126,000, 0.85",
             _fixed(_traffic(0.85, "mooncake-conv"), model="Llama-3.1-8B"),
         ),
         (
@@ -219,7 +215,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         (
             "failure",
-            "one of 4 replicas dies after a third of the run and is back after two thirds, 0.7",
+            "one of 4 replicas dies at a third of the run and is back at two thirds, 0.7",
             _fixed(_traffic(0.7), events=_FAILURE),
         ),
     )

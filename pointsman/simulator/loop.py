@@ -148,7 +148,7 @@ def handle_first(sim):
 
 @kernel
 def is_anything_coming(sim):
-    """Whether scrapes can still show something new. Without this a run with a stuck request would never end."""
+    """Whether scrapes can show anything new; else a run with a stuck request would never end."""
     has_arrivals = sim.num_users == 0 and sim.next_arrival < sim.num_requests
     return has_arrivals or sim.num_live > 0 or sim.next_event < sim.num_events or sim.is_timer_planned
 
