@@ -46,7 +46,9 @@ def latency(requests: Any, name: str) -> Floats:
 def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     """All metrics of cluster i after its run."""
     sim, requests = clusters.sims[i], clusters.requests[i]
-    duration_s = max(float(requests["completed_at"].max() - requests["arrived_at"].min()), 1e-12)
+    is_drained = sim.num_completed == sim.num_requests
+    ended_at = requests["completed_at"].max() if is_drained else sim.now
+    duration_s = max(float(ended_at - requests["arrived_at"].min()), 1e-12)
     is_good = np.ones(int(sim.num_completed), bool)
     num_tokens = float(requests["num_decode"].sum(where=requests["completed_at"] >= 0))
     metrics = {

@@ -59,10 +59,10 @@ def act(sim, action):
     sim.queue_head = request.next
     sim.queue_size -= 1
     request.replica = k
-    request.dispatched_at = sim.now
-    if sim.now > request.arrived_at:
+    if request.dispatched_at < 0.0 and sim.now > request.arrived_at:
         sim.num_held += 1
         sim.held_s += sim.now - request.arrived_at
+    request.dispatched_at = sim.now
     replica_at(sim.replicas, k).num_sent += 1
     book_sent(sim, k, i)
     push_waiting(sim, k, i)
