@@ -13,7 +13,7 @@ from pointsman.simulator.events import HOLD_TIMER, REPLICA_SCHEDULE, encode, pus
 from pointsman.simulator.jit import kernel
 from pointsman.simulator.memory import float_table, int_list
 from pointsman.simulator.replica import FAR, wake_router
-from pointsman.simulator.sequences import integrate_kv, pop_waiting, push_waiting
+from pointsman.simulator.sequences import integrate_kv, last_token_at, pop_waiting, push_waiting
 from pointsman.simulator.state import (
     DRAIN,
     FAIL,
@@ -139,7 +139,10 @@ def fail(sim, k):
     set_accepting(sim, k, 0)
     replica.is_alive = 0
     for position in range(replica.num_running):
-        give_back(sim, running[position])
+        i = running[position]
+        if request_at(sim.requests, i).is_decoding:
+            request_at(sim.requests, i).last_token_at = last_token_at(sim, k, i)
+        give_back(sim, i)
     while replica.num_waiting > 0:
         give_back(sim, pop_waiting(sim, k))
     for slot in range(replica.num_stages):

@@ -157,7 +157,7 @@ def stage_schedule(sim, k, stage):
     for position in range(state.num_queued):
         queue[position] = queue[position + 1]
     state.is_busy = 1
-    duration = batch_at(replica.batches, slot).stage_s * replica_at(sim.replicas, k).slowdown
+    duration = batch_at(replica.batches, slot).stage_s * replica.slowdown
     state.seq = push_later(sim, sim.now + duration, encode(STAGE_END, k, stage, slot))
     sim.num_live += 1
 
