@@ -67,8 +67,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         inner = data.setdefault(parent, {})
-        if isinstance(inner, str):  # a kind, written short
-            inner = data[parent] = {"kind": inner}
+        if isinstance(inner, str):  # a kind or the path of a trace, written short
+            inner = data[parent] = {"path" if parent == "trace" else "kind": inner}
         if not isinstance(inner, dict):
             raise InputError(f"--set {key}", value, f"{parent} is not a section", "set it as a whole")
         data = inner

@@ -36,32 +36,35 @@ class Ratio:
     high: float
 
 
+def paired_ratios(values: Floats, baseline: Floats) -> list[Ratio]:
+    """For each of M metrics: mean of `values` [S, M] over mean of `baseline` [S, M], with its interval."""
+    return with_intervals(ratios_of_means(values, baseline), resampled_ratios(values, baseline), len(values))
+
+
+def ratios_of_means(values: Floats, baseline: Floats) -> Floats:
+    return _ratios(values.mean(axis=0), baseline.mean(axis=0))
+
+
 def resampled_ratios(values: Floats, baseline: Floats) -> Floats:
-    """Ratios of the means [NUM_RESAMPLES, ...] of two arrays [S, ...], one row a seed."""
-    assert values.shape == baseline.shape
-    counts = _resamples(len(values))
+    """The same [NUM_RESAMPLES, M] for seeds drawn with replacement."""
+    # Not `@`: the last digits of BLAS depend on the shape and on the number of threads.
+    sums = [np.einsum("bs,sm->bm", _resamples(len(side)), side) for side in (values, baseline)]
+    return _ratios(*sums)
+
+
+def with_intervals(ratios: Floats, samples: Floats, num_seeds: int) -> list[Ratio]:
+    """`ratios` [M] and `samples` [NUM_RESAMPLES, M] of them, from `num_seeds` seeds."""
+    ordered = np.sort(samples, axis=0)  # NaN last
+    num_left_out = int(expanded_tail(num_seeds) * NUM_RESAMPLES) if num_seeds > 1 else 0
+    is_known = ~np.isnan(ordered[-1]) & (num_seeds > 1)
+    low, high = np.where(is_known, ordered[[num_left_out, -1 - num_left_out]], np.nan)
+    return [Ratio(*map(float, row)) for row in zip(ratios, low, high, strict=True)]
+
+
+def _ratios(values: Floats, baseline: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.tensordot(counts, values, 1) / np.tensordot(counts, baseline, 1)
+        ratios = values / baseline
     return np.where(np.isfinite(ratios), ratios, np.nan)
-
-
-def paired_ratio(values: Floats, baseline: Floats) -> Ratio:
-    """Mean of `values` [S] over mean of `baseline` [S], with its interval."""
-    denominator = float(np.mean(baseline))
-    if denominator == 0.0 or not math.isfinite(denominator):
-        return Ratio(math.nan, math.nan, math.nan)
-    return with_interval(
-        float(np.mean(values)) / denominator, resampled_ratios(values, baseline), len(values)
-    )
-
-
-def with_interval(ratio: float, samples: Floats, num_seeds: int) -> Ratio:
-    """`samples` [NUM_RESAMPLES] of the ratio, from `num_seeds` seeds."""
-    if num_seeds < 2 or np.isnan(samples).any():
-        return Ratio(ratio, math.nan, math.nan)
-    tail = expanded_tail(num_seeds)
-    low, high = np.quantile(samples, (tail, 1.0 - tail))
-    return Ratio(ratio, float(low), float(high))
 
 
 @cache

@@ -97,7 +97,13 @@ def _fixed(workload: Data, **cluster: Any) -> Callable[[int], Data]:
     """The same for every seed. Copies, because overrides write into what they get."""
 
     def data(seed: int) -> Data:
-        base = {"replicas": 4, "device": "A100-80", "model": "Llama-3-8B"}
+        base = {
+            "replicas": 4,
+            "device": "A100-80",
+            "model": "Llama-3-8B",
+            "scheduler": {"kind": "vllm-v1"},  # the defaults, spelt out so that overrides can reach inside
+            "cost": {"kind": "roofline"},
+        }
         return {"workload": _copied(workload), "cluster": base | _copied(cluster)}
 
     return data

@@ -1,0 +1,104 @@
+"""What goes where: results to stdout, everything said on the way to stderr.
+
+Progress shows on a terminal only. Warnings are one line each, and each is said once.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from pointsman.errors import PointsmanWarning
+
+TABLE_WIDTH = 100  # where stdout is no terminal
+
+Advance = Callable[[float], None]
+Said = Callable[[str], None]
+
+
+def stdout() -> Console:
+    width = None if sys.stdout.isatty() else TABLE_WIDTH
+    return Console(width=width, highlight=False)
+
+
+def say(line: str) -> None:
+    """One line on stderr, however long."""
+    Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    from pointsman.report.plain import to_json
+
+    sys.stdout.write(to_json(value) + "\n")
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    said: set[str] = set()
+    show_other = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, PointsmanWarning):
+            show_other(message, category, filename, lineno, file, line)
+        elif str(message) not in said:
+            said.add(str(message))
+            say(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PointsmanWarning)
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def progress(what: str, total: float) -> Iterator[Advance]:
+    """A bar that vanishes when done; the callable takes what was done since its last call."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+@contextmanager
+def compilation_announced() -> Iterator[None]:
+    """Says so when the simulator has to be compiled: half a minute of silence would look like a hang.
+
+    It listens to the compiler, so that bad input is refused before anything is compiled.
+    """
+    from numba.core import event
+
+    from pointsman.policies.rollout import run
+
+    class Listener(event.Listener):
+        def on_start(self, event: Any) -> None:
+            if event.data["dispatcher"] is run:
+                say("compiling the simulator, once (~30 s)…")
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Listener()):
+        try:
+            yield
+        except KeyboardInterrupt:
+            sys.unraisablehook = lambda _: None  # of what llvmlite leaves half built
+            raise

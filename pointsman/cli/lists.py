@@ -1,0 +1,186 @@
+"""`pointsman scenarios`, `policies` and `hardware`: what there is, with one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pointsman.cli.console import print_json, stdout
+from pointsman.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pointsman.simulator.hardware import Catalogue, Device, Model
+
+TENSOR_PARALLEL = (1, 2, 4, 8)
+
+
+def plain_table(*headers: str, right: Sequence[str] = ()) -> Table:
+    """A table without rules; columns in `right` hold numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
+    )
+    for header in headers:
+        table.add_column(header, justify="right" if header in right else "left", overflow="fold")
+    return table
+
+
+def scenarios(as_json: AsJson = False) -> None:
+    """List the named scenarios.
+
+    Example: pointsman scenarios
+    """
+    from pointsman.evaluation.scenarios import SCENARIOS
+
+    if as_json:
+        print_json([{"name": one.name, "what": one.what} for one in SCENARIOS.values()])
+        return
+    table = plain_table("scenario", "what")
+    for one in SCENARIOS.values():
+        table.add_row(one.name, one.what)
+    stdout().print(table)
+
+
+def policies(
+    signals: Annotated[
+        bool, typer.Option("--signals", help="List the signals a linear-score can weigh.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the routing policies, or the signals they decide from.
+
+    Example: pointsman policies --signals
+    """
+    from pointsman.policies.spec import HEURISTICS
+    from pointsman.signals import SIGNALS
+
+    if as_json:
+        rows: list[dict[str, Any]] = [signal._asdict() for signal in SIGNALS]
+        if not signals:
+            rows = [{"name": name, "what": one.what} for name, one in HEURISTICS.items()]
+        print_json(rows)
+        return
+    if signals:
+        table = plain_table("signal", "unit", "source", "meaning")
+        for signal in SIGNALS:
+            table.add_row(*signal)
+    else:
+        table = plain_table("policy", "sends a request to")
+        for name, one in HEURISTICS.items():
+            table.add_row(name, one.what)
+    stdout().print(table)
+
+
+def hardware(
+    catalogue: Annotated[
+        Path | None, typer.Option("--catalogue", metavar="FILE.yaml", help="Your own devices and models.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List devices, models, and how many tokens of KV memory each pair leaves.
+
+    Example: pointsman hardware --catalogue my-devices.yaml
+    """
+    from pointsman.simulator.hardware import load_catalogue
+
+    known = load_catalogue(catalogue)
+    if as_json:
+        print_json(
+            {
+                "devices": [device.model_dump(mode="json") for device in known.devices.values()],
+                "models": [_model_figures(model) for model in known.models.values()],
+                "kv_capacity": [_kv_figures(model, known) for model in known.models.values()],
+            }
+        )
+        return
+    console = stdout()
+    for table in (_device_table(known), _model_table(known), _kv_table(known)):
+        console.print(table, "")
+    console.print(
+        "KV memory in thousands of tokens a replica (fp16, 0.9 of the memory), with the fewest devices that\n"
+        "hold the model: /2 = tensor_parallel 2; – = does not fit on 8."
+    )
+
+
+def _device_table(known: Catalogue) -> Table:
+    columns = ("fp16 TFLOP/s", "fp8 TFLOP/s", "memory GB", "bandwidth GB/s", "link GB/s")
+    table = plain_table("device", *columns, right=columns)
+    for device in known.devices.values():
+        fp8 = "–" if device.fp8_tflops is None else f"{device.fp8_tflops:g}"
+        figures = (device.memory_gb, device.bandwidth_gb_s, device.link_bandwidth_gb_s)
+        table.add_row(device.name, f"{device.fp16_tflops:g}", fp8, *(f"{figure:g}" for figure in figures))
+    return table
+
+
+def _model_table(known: Catalogue) -> Table:
+    columns = ("parameters", "active", "layers", "KV heads", "KV kB/token", "context")
+    table = plain_table("model", *columns, right=columns)
+    for model in known.models.values():
+        figures = _model_figures(model)
+        table.add_row(
+            model.name,
+            f"{figures['num_parameters'] / 1e9:.1f} B",
+            f"{figures['num_active_parameters'] / 1e9:.1f} B",
+            str(model.num_layers),
+            str(model.num_kv_heads),
+            f"{figures['kv_bytes_per_token'] / 1000:.0f}",
+            f"{model.max_context_tokens:,}",
+        )
+    return table
+
+
+def _kv_table(known: Catalogue) -> Table:
+    table = plain_table("model", *known.devices, right=list(known.devices))
+    for model in known.models.values():
+        cells = []
+        for device in known.devices.values():
+            found = _smallest_fit(device, model)
+            if found is None:
+                cells.append("–")
+            else:
+                num_devices, tokens = found
+                cells.append(f"{tokens / 1000:,.0f}" + (f"/{num_devices}" if num_devices > 1 else ""))
+        table.add_row(model.name, *cells)
+    return table
+
+
+def _model_figures(model: Model) -> dict[str, Any]:
+    return {
+        **model.model_dump(mode="json"),
+        "num_parameters": model.num_parameters,
+        "num_active_parameters": model.num_active_parameters,
+        "kv_bytes_per_token": 2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim,
+    }
+
+
+def _kv_figures(model: Model, known: Catalogue) -> dict[str, Any]:
+    fits = {name: _smallest_fit(device, model) for name, device in known.devices.items()}
+    return {
+        "model": model.name,
+        "devices": {
+            name: None if fit is None else {"tensor_parallel": fit[0], "tokens": fit[1]}
+            for name, fit in fits.items()
+        },
+    }
+
+
+def _smallest_fit(device: Device, model: Model) -> tuple[int, int] | None:
+    """Tensor parallelism and KV tokens of the smallest replica that holds the model."""
+    from pointsman.errors import InputError
+    from pointsman.simulator.hardware import Deployment, kv_capacity_blocks
+
+    block_size = 16
+    for tensor_parallel in TENSOR_PARALLEL:
+        try:
+            deployment = Deployment(device, model, tensor_parallel)
+            return tensor_parallel, kv_capacity_blocks(deployment, block_size) * block_size
+        except InputError:
+            continue
+    return None

@@ -1,0 +1,95 @@
+"""The command `pointsman`.
+
+Exit status: 0 done, 2 bad input (one line on stderr says what and how to correct it), 130 interrupted. Heavy
+imports (numba, polars, plotly) happen inside commands, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from pointsman import __version__
+from pointsman.cli import capacity, compare, lists, simulate
+from pointsman.cli.console import say, warnings_as_lines
+from pointsman.errors import InputError
+
+# Newer versions of typer carry their own click: take the class from where this one has it.
+_ClickError: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(simulate.simulate)
+app.command()(compare.compare)
+app.command()(capacity.capacity)
+app.command()(lists.scenarios)
+app.command()(lists.policies)
+app.command()(lists.hardware)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"pointsman {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def pointsman(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Simulate an LLM serving cluster, and find out which routing policy serves your traffic best.
+
+    \b
+    pointsman compare                           today's heuristics on four replicas
+    pointsman compare my-cluster.yaml --out results
+    pointsman simulate my-cluster.yaml --set policy.kind=least-work
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    with warnings_as_lines():
+        try:
+            arguments = sys.argv[1:] if arguments is None else list(arguments)
+            status = app(args=arguments, prog_name="pointsman", obj=arguments, standalone_mode=False)
+            sys.stdout.flush()
+            return int(status or 0)
+        except InputError as error:
+            say(f"error: {error}")
+            return 2
+        except _ClickError as error:
+            return _usage_error(error)
+        except BrokenPipeError:
+            # Whoever read our output has seen enough. Nothing may be flushed into the pipe at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except (KeyboardInterrupt, typer.Abort):
+            return 130
+
+
+def _usage_error(error: BaseException) -> int:
+    message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "pointsman"
+    say(f"error: {message.rstrip('.')}; see `{command} --help`")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

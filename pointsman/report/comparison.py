@@ -1,0 +1,239 @@
+"""The files of `pointsman compare --out`: results.json, table.md, report.html."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPLES, Ratio
+from pointsman.evaluation.compare import CURVES, HEADLINES, Comparison, geometric_means
+from pointsman.report.files import output_file
+from pointsman.report.page import Section, escape, page, table
+from pointsman.report.plain import provenance, to_json
+from pointsman.report.plots import Curve, Figure, change_figure, survival_figure
+from pointsman.report.tables import (
+    HEADERS,
+    MORE,
+    ORACLE_NOTE,
+    Cell,
+    change,
+    direction,
+    has_oracle,
+    headline_rows,
+    label,
+    markdown,
+    metric_text,
+)
+
+CURVE_TITLES = {
+    "ttft": ("Time to first token", "time to first token, s"),
+    "e2e": ("End-to-end latency", "arrival to last token, s"),
+}
+_DIRECTIONS = {-1: "better", 0: "", 1: "worse"}
+
+
+@dataclass(frozen=True)
+class ComparisonReport:
+    """One or several comparisons with the same seeds and baseline, and how they were made."""
+
+    comparisons: Sequence[Comparison]
+    command: str
+    wall_s: float
+
+    @property
+    def baseline(self) -> str:
+        return self.comparisons[0].baseline
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.comparisons[0].seeds
+
+    @cached_property
+    def summary(self) -> dict[str, dict[str, Ratio]]:
+        """By metric and policy; empty for a single comparison."""
+        if len(self.comparisons) < 2:
+            return {}
+        return {metric: geometric_means(self.comparisons, metric) for metric in HEADLINES}
+
+    def results(self) -> dict[str, Any]:
+        summary = {
+            policy: {metric: vars(row[policy]) for metric, row in self.summary.items()}
+            for policy in next(iter(self.summary.values()), {})
+        }
+        return {
+            **provenance(),
+            "command": self.command,
+            "seeds": self.seeds,
+            "baseline": self.baseline,
+            "interval": {"level": LEVEL, "method": METHOD, "resamples": NUM_RESAMPLES},
+            "comparisons": [_results(one) for one in self.comparisons],
+            "geometric_mean_ratios": summary,
+            "timings": {"wall_s": self.wall_s},
+        }
+
+    def write(self, folder: Path) -> None:
+        """Each file is replaced as a whole."""
+        contents = {
+            "results.json": to_json(self.results(), indent=1) + "\n",
+            "table.md": self.markdown(),
+            "report.html": self.html(),
+        }
+        for name, text in contents.items():
+            with output_file("--out", folder / name) as file:
+                file.write(text)
+
+    def notes(self) -> list[str]:
+        num_seeds = len(self.seeds)
+        lines = [
+            f"Times in seconds, means over {num_seeds} seeds ({_range(self.seeds)}); every policy serves the "
+            f"same arrivals. Change against {self.baseline}"
+            + (f" with its {LEVEL * 100:.0f} % interval ({METHOD})." if num_seeds > 1 else ".")
+        ]
+        if num_seeds < MIN_SEEDS:
+            lines.append(f"Fewer than {MIN_SEEDS} seeds: read the intervals as too narrow, or raise --seeds.")
+        if has_oracle(self.comparisons):
+            lines.append(ORACLE_NOTE)
+        return lines
+
+    def markdown(self) -> str:
+        parts = ["\n\n".join([f"`{self.command}`", *self.notes()])]
+        if len(self.comparisons) > 1:
+            header, rows = summary_table(self)
+            parts.append(f"## All scenarios\n\nGeometric mean of the ratios.\n\n{markdown(header, rows)}")
+        for one in self.comparisons:
+            header = ["policy", *(HEADERS[metric] for metric in HEADLINES), HEADERS["good_share"]]
+            rows = [
+                [row.label, *(_markdown_cell(cell) for cell in row.cells), row.good_share]
+                for row in headline_rows(one)
+            ]
+            parts.append(f"## {one.name}\n\n{one.what}\n\n{markdown(header, rows)}")
+            parts.append(markdown(["policy", *(HEADERS[metric] for metric in MORE)], _more_rows(one)))
+        return "\n\n".join(parts) + "\n"
+
+    def html(self) -> str:
+        about = provenance()
+        version = f"pointsman {about['pointsman']}"
+        if about["git_revision"]:
+            version += f", revision {about['git_revision'][:12]}"
+        lead = f"<p><code>{escape(self.command)}</code></p>"
+        lead += "".join(f"<p>{escape(note)}</p>" for note in self.notes())
+        lead += f'<p class="soft">{escape(version)}</p>'
+        sections = [_section(one) for one in self.comparisons]
+        title = f"Routing policies on {self.comparisons[0].name}"
+        if len(self.comparisons) > 1:
+            title = f"Routing policies on {len(self.comparisons)} scenarios"
+            sections.insert(0, _summary_section(self))
+        return page(title, lead, sections)
+
+
+def _range(seeds: Sequence[int]) -> str:
+    is_run = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}–{seeds[-1]}" if is_run else ", ".join(map(str, seeds))
+
+
+def _results(one: Comparison) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "what": one.what,
+        "policies": [policy.model_dump(mode="json") for policy in one.policies],
+        "configs": [config.model_dump(mode="json", exclude={"policy"}) for config in one.configs],
+        "metrics": one.metrics,
+        "ratios": {
+            policy: {metric: vars(ratio) for metric, ratio in row.items()}
+            for policy, row in one.ratios.items()
+        },
+        "survival": {
+            policy: {
+                curve: dict(
+                    zip(("seconds", "share_above"), one.curves[policy][curve].survival(), strict=True)
+                )
+                for curve in CURVES
+            }
+            for policy in one.names
+        },
+    }
+
+
+def _survival(one: Comparison, policy: str) -> dict[str, Curve]:
+    return {curve: one.curves[policy][curve].survival() for curve in CURVES}
+
+
+def summary_table(report: ComparisonReport) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of text: each policy's geometric mean change over all scenarios."""
+    summary = report.summary
+    header = ["policy", *(HEADERS[metric] for metric in HEADLINES)]
+    rows = []
+    for policy in summary[HEADLINES[0]]:
+        texts = [
+            "baseline" if policy == report.baseline else change(summary[metric][policy])
+            for metric in HEADLINES
+        ]
+        rows.append([label(report.comparisons[0], policy), *texts])
+    return header, rows
+
+
+def _more_rows(one: Comparison) -> list[list[str]]:
+    return [
+        [label(one, policy), *(metric_text(one, policy, metric) for metric in MORE)] for policy in one.names
+    ]
+
+
+def _markdown_cell(cell: Cell) -> str:
+    value = f"**{cell.value}**" if cell.is_best else cell.value
+    return f"{value} ({cell.change})" if cell.change else value
+
+
+def _html_cell(cell: Cell) -> str:
+    value = f"<strong>{cell.value}</strong>" if cell.is_best else cell.value
+    text = cell.change or "baseline"
+    return f'{value}<span class="change {_DIRECTIONS[cell.direction]}">{text}</span>'
+
+
+def _section(one: Comparison) -> Section:
+    header = ["policy", *(HEADERS[metric] for metric in HEADLINES), HEADERS["good_share"]]
+    rows = [
+        [escape(row.label), *(_html_cell(cell) for cell in row.cells), row.good_share]
+        for row in headline_rows(one)
+    ]
+    more = table(["policy", *(HEADERS[metric] for metric in MORE)], _more_rows(one))
+    body = f"<p>{escape(one.what)}</p>{table(header, rows)}"
+    body += f"<details><summary>More metrics</summary>{more}</details>"
+    figures = [
+        survival_figure(
+            {policy: one.curves[policy][curve].survival() for policy in one.names},
+            one.baseline,
+            *CURVE_TITLES[curve],
+        )
+        for curve in CURVES
+    ]
+    ratios = {
+        metric: {policy: one.ratios[policy][metric] for policy in one.names if policy != one.baseline}
+        for metric in HEADLINES
+    }
+    return Section(one.name, body, one.names, [*figures, *_change_figures(ratios, one.baseline)])
+
+
+def _change_figures(ratios: Mapping[str, Mapping[str, Ratio]], baseline: str) -> list[Figure]:
+    return [change_figure(row, baseline, HEADERS[metric]) for metric, row in ratios.items() if row]
+
+
+def _summary_section(report: ComparisonReport) -> Section:
+    summary = report.summary
+    rows = []
+    for policy in summary[HEADLINES[0]]:
+        cells = []
+        for metric in HEADLINES:
+            ratio = summary[metric][policy]
+            text = "baseline" if policy == report.baseline else change(ratio)
+            cells.append(f'<span class="{_DIRECTIONS[direction(ratio)]}">{text}</span>')
+        rows.append([escape(label(report.comparisons[0], policy)), *cells])
+    body = "<p>Geometric mean of the ratios over all scenarios.</p>"
+    body += table(["policy", *(HEADERS[metric] for metric in HEADLINES)], rows)
+    others = {
+        metric: {policy: ratio for policy, ratio in row.items() if policy != report.baseline}
+        for metric, row in summary.items()
+    }
+    return Section("All scenarios", body, figures=_change_figures(others, report.baseline))

@@ -1,0 +1,186 @@
+"""Whatever is wrong with the input: one line that names field, value and remedy, status 2, no file left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Cli, Result
+from .factories import config_file
+
+SYNTHETIC = "workload={arrivals: {kind: poisson, load: %s}, lengths: azure-conv}"
+
+
+def check(result: Result, *texts: str) -> None:
+    assert result.status == 2
+    assert result.out == ""
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+    for text in texts:
+        assert text in result.err
+
+
+def simulate(
+    cli: Cli, folder: Path, *rows: str, header: str | None = None, overrides: tuple[str, ...] = ()
+) -> Result:
+    """With every output asked for; none of them may be there afterwards."""
+    inputs = folder / "inputs"
+    inputs.mkdir()
+    config = config_file(inputs, *rows, **({"header": header} if header is not None else {}))
+    before = sorted(folder.rglob("*"))
+    outputs = ("--requests", folder / "new" / "requests.csv", "--trace-out", folder / "trace.json")
+    sets = [part for override in overrides for part in ("--set", override)]
+    result = cli("simulate", config, *sets, *outputs)
+    assert sorted(folder.rglob("*")) == before
+    return result
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value"),
+    [
+        ("0,-5,10", "num_prefill_tokens", "-5"),
+        ("0,5,-10", "num_decode_tokens", "-10"),
+        ("0,0,10", "num_prefill_tokens", "0"),
+        ("0,NaN,10", "num_prefill_tokens", "NaN"),
+        ("nan,5,10", "arrived_at", "nan"),
+        ("-1,5,10", "arrived_at", "-1"),
+        ("inf,5,10", "arrived_at", "inf"),
+        ("0,1.5,10", "num_prefill_tokens", "1.5"),
+        ("0,many,10", "num_prefill_tokens", "many"),
+        ("0,,10", "num_prefill_tokens", "no value"),
+    ],
+)
+def test_bad_values_name_file_line_and_column(
+    cli: Cli, tmp_path: Path, row: str, column: str, value: str
+) -> None:
+    result = simulate(cli, tmp_path, "0,9,9", row)
+    check(result, "trace.csv line 3", f"column {column}", value, "correct or remove the row")
+
+
+def test_missing_column(cli: Cli, tmp_path: Path) -> None:
+    result = simulate(cli, tmp_path, "0,5", header="arrived_at,num_prefill_tokens")
+    check(result, "trace.csv", "'num_decode_tokens'", "missing")
+
+
+def test_empty_trace(cli: Cli, tmp_path: Path) -> None:
+    check(simulate(cli, tmp_path), "trace.csv", "no requests")
+
+
+def test_no_trace(cli: Cli, tmp_path: Path) -> None:
+    result = simulate(cli, tmp_path, "0,5,5", overrides=("workload.trace=absent.csv",))
+    check(result, "absent.csv", "no such file")
+
+
+def test_prompt_larger_than_kv_memory(cli: Cli, tmp_path: Path) -> None:
+    result = simulate(cli, tmp_path, "0,9,9", "0,500000,9")
+    check(result, "workload request 1", "500000", "num_blocks")
+
+
+@pytest.mark.parametrize(
+    ("override", "texts"),
+    [
+        ("workloda.requests=5", ("workloda", "unknown key", "'workload'")),
+        ("workload.request=5", ("workload.request = 5", "unknown key", "'requests'")),
+        ("workload.trace.repeats=5", ("workload.trace.repeats = 5", "unknown key", "'repeat'")),
+        ("cluster.scheduler.chunksize=5", ("cluster.scheduler.chunksize = 5", "'chunk_size'")),
+        ("cluster.signals.orakle=true", ("cluster.signals.orakle", "'oracle'")),
+        ("cluster.scheduler.kind=sarathy", ("cluster.scheduler.kind = 'sarathy'", "'sarathi'")),
+        ("policy.kind=least-wrok", ("policy.kind = 'least-wrok'", "least-work")),
+        ("cluster.device=H-100", ("'H-100'", "H100")),
+        ("cluster.tensor_parallel=3", ("tensor_parallel = 3", "32 attention heads", "use one of")),
+        ("cluster.scheduler.pipeline_stages=40", ("= 40", "32 layers")),
+        ("cluster.replicas=0", ("cluster.replicas", "0")),
+        ("cluster.cost.a=-1", ("cluster.cost.a = -1",)),
+        ("seed=x", ("seed = 'x'",)),
+        ("requests", ("--set = 'requests'", "key=value")),
+    ],
+)
+def test_bad_configuration_names_the_key(
+    cli: Cli, tmp_path: Path, override: str, texts: tuple[str, ...]
+) -> None:
+    check(simulate(cli, tmp_path, "0,5,5", overrides=(override,)), *texts)
+
+
+def test_model_too_large(cli: Cli) -> None:
+    check(cli("simulate", "--set", "cluster.model=Llama-3-70B"), "Llama-3-70B", "tensor_parallel 2")
+
+
+def test_load_above_capacity_with_no_end(cli: Cli) -> None:
+    result = cli("simulate", "--set", SYNTHETIC % 1.2)
+    check(result, "workload.arrivals.load = 1.2", "no end", "workload.requests or workload.duration_s")
+
+
+def test_bounded_overload_runs_with_a_warning(cli: Cli) -> None:
+    result = cli("simulate", "--set", SYNTHETIC % 1.2, "--set", "workload.requests=200")
+    assert result.status == 0
+    assert result.err.startswith("warning: workload.arrivals.load = 1.2: above capacity")
+    assert result.err.count("\n") == 1
+
+
+def test_warnings_are_said_once(cli: Cli) -> None:
+    small = ("--set", "workload.requests=100", "--policies", "least-work", "--seeds", 3)
+    result = cli("compare", "--scenario", "overload", *small)
+    assert result.status == 0
+    assert result.err.count("warning: ") == result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["a: [", "- 1", "", "\x00\xff", "workload: 5"])
+def test_not_a_configuration(cli: Cli, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(content)
+    check(cli("simulate", path))
+
+
+def test_no_configuration(cli: Cli, tmp_path: Path) -> None:
+    check(cli("simulate", tmp_path / "absent.yaml"), "absent.yaml", "no such file")
+    check(cli("compare", tmp_path), "is a directory")
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "capacity"])
+def test_configuration_and_scenario_exclude_each_other(cli: Cli, tmp_path: Path, command: str) -> None:
+    result = cli(command, config_file(tmp_path, "0,5,5"), "--scenario", "mixed")
+    check(result, "CONFIG", "--scenario")
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "capacity"])
+def test_unknown_scenario(cli: Cli, command: str) -> None:
+    check(cli(command, "--scenario", "stedy-chat"), "--scenario = 'stedy-chat'", "'steady-chat'")
+
+
+def test_outputs_are_checked_before_anything_is_simulated(cli: Cli, tmp_path: Path) -> None:
+    """Ten million requests would take a while."""
+    long = ("--set", "workload.requests=10000000")
+    (tmp_path / "file").write_text("x")
+    check(cli("simulate", *long, "--requests", tmp_path), "--requests", "is a directory")
+    check(cli("simulate", *long, "--trace-out", tmp_path / "file" / "t.json"), "--trace-out", "under a file")
+    check(cli("simulate", *long, "--requests", "/proc/none/r.csv"), "/proc/none/r.csv", "cannot be written")
+    check(cli("compare", *long, "--out", tmp_path / "file"), "--out", "is a file")
+    same = ("--requests", tmp_path / "r", "--trace-out", tmp_path / "r")
+    check(cli("simulate", *long, *same), "--trace-out", "is also --requests")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+    assert (tmp_path / "file").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (("--policies", "least-wrok"), ("policy.kind = 'least-wrok'", "least-work")),
+        (("--policies", ""), ("policy.kind = ''",)),
+        (("--policies", "linear-score"), ("linear-score needs a weight",)),
+        (("--baseline", "nothing"), ("'nothing'", "unknown policy")),
+        (("--seeds", "0"), ("--seeds = 0", "1 to 1000")),
+        (("--seeds", "1001"), ("--seeds = 1001",)),
+        (("--threads", "-1"), ("--threads = -1",)),
+        (("--set", "seed=3"), ("--set seed", "--seeds")),
+        (("--seeds", "many"), ("--seeds", "pointsman compare --help")),
+    ],
+)
+def test_bad_comparison(cli: Cli, tmp_path: Path, arguments: tuple[str, ...], texts: tuple[str, ...]) -> None:
+    check(cli("compare", *arguments, "--out", tmp_path / "out"), *texts)
+    assert not (tmp_path / "out").exists()
+
+
+def test_events_of_a_scenario_need_a_rate(cli: Cli) -> None:
+    closed = "workload={arrivals: {kind: closed, users: 3}, lengths: azure-conv, requests: 50}"
+    check(cli("simulate", "--scenario", "failure", "--set", closed), "cluster.events")

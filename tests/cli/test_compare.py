@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Cli
+from .factories import config_file
+
+SMALL = ("--set", "workload.requests=400", "--seeds", "3")
+THREE = ("--policies", "round-robin,least-outstanding,least-work")
+
+
+def without_timings(results: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in results.items() if key not in ("timings", "git_revision")}
+
+
+def test_table_fits_100_columns(cli: Cli) -> None:
+    result = cli("compare", *SMALL)
+    assert result.status == 0
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert max(map(len, lines)) <= 100
+    for text in ("steady-chat", "TTFT P99", "weighted-round-robin", "baseline", "vidur-lor †"):
+        assert text in result.out
+    assert not any("linear-score" in line or "session-affinity" in line for line in lines)
+    assert "3 seeds (1000–1002)" in " ".join(lines)
+
+
+def test_json_is_results_json(cli: Cli, tmp_path: Path) -> None:
+    printed = cli("compare", *SMALL, *THREE, "--out", tmp_path, "--json").json
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert printed == written
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "results.json", "table.md"]
+    assert written["seeds"] == [1000, 1001, 1002]
+    assert written["command"].startswith("pointsman compare --set workload.requests=400")
+    (comparison,) = written["comparisons"]
+    assert [config["seed"] for config in comparison["configs"]] == [1000, 1001, 1002]
+    assert [policy["kind"] for policy in comparison["policies"]] == THREE[1].split(",")
+    for policy, metrics in comparison["metrics"].items():
+        assert {"ttft_p99_s", "tbt_p99_s", "tpot_p99_s", "e2e_p99_s", "queueing_p99_s"} < set(metrics)
+        assert all(len(values) == 3 for values in metrics.values())
+        for metric, ratio in comparison["ratios"][policy].items():
+            means = [sum(comparison["metrics"][one][metric]) for one in (policy, "least-outstanding")]
+            if means[1]:
+                assert ratio["ratio"] == pytest.approx(means[0] / means[1])
+    ratio = comparison["ratios"]["least-work"]["ttft_mean_s"]
+    assert ratio["low"] <= ratio["ratio"] <= ratio["high"] < 1
+
+
+def test_same_command_same_bytes_whatever_the_threads(cli: Cli, tmp_path: Path) -> None:
+    contents = []
+    for name, threads in (("a", 1), ("b", 1), ("c", 2)):
+        out = tmp_path / name
+        cli("compare", *SMALL, "--threads", threads, "--out", out)
+        results = json.loads((out / "results.json").read_text())
+        del results["command"]
+        contents.append(json.dumps(without_timings(results)))
+    assert contents[0] == contents[1] == contents[2]
+
+
+def test_every_policy_gets_the_same_arrivals(cli: Cli) -> None:
+    """Round-robin first or last, alone or not: the same numbers."""
+    alone, among = (
+        cli("compare", *SMALL, "--policies", names, "--json").json["comparisons"][0]["metrics"]["round-robin"]
+        for names in ("round-robin", "least-work,random,round-robin")
+    )
+    assert alone == among
+
+
+def test_several_scenarios_have_a_summary(cli: Cli, tmp_path: Path) -> None:
+    names = ("--scenario", "steady-chat", "--scenario", "light-chat", "--scenario", "steady-chat")
+    out = tmp_path / "new" / "results"
+    result = cli("compare", *names, *SMALL, *THREE, "--out", out)
+    assert result.status == 0
+    assert "All 2 scenarios" in result.out
+    results = json.loads((out / "results.json").read_text())
+    assert [one["name"] for one in results["comparisons"]] == ["steady-chat", "light-chat"]
+    ratios = [one["ratios"]["least-work"]["e2e_mean_s"]["ratio"] for one in results["comparisons"]]
+    mean = results["geometric_mean_ratios"]["least-work"]["e2e_mean_s"]["ratio"]
+    assert mean == pytest.approx((ratios[0] * ratios[1]) ** 0.5)
+    table = (out / "table.md").read_text()
+    assert "## All scenarios" in table and "## light-chat" in table
+
+
+def test_an_own_directory_is_replaced_file_by_file(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "table.md").write_text("old")
+    assert cli("compare", *SMALL, *THREE, "--out", tmp_path).status == 0
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert "least-work" in (tmp_path / "table.md").read_text()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_own_configuration_with_its_own_policy(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        "workload: {arrivals: {kind: poisson, rate: 20}, lengths: azure-conv, requests: 300, sessions: 4}\n"
+        "policy: {kind: linear-score, weights: {outstanding: 1, pending_prefill_tokens: 0.01}}\n"
+    )
+    (comparison,) = cli("compare", config, "--seeds", 2, "--json").json["comparisons"]
+    kinds = {policy["kind"]: policy for policy in comparison["policies"]}
+    assert comparison["name"] == "cluster"
+    assert kinds["linear-score"]["weights"] == {"outstanding": 1, "pending_prefill_tokens": 0.01}
+    assert kinds["least-work"]["weights"] == {}
+    assert "session-affinity" in kinds, "the workload has sessions"
+
+
+def test_the_baseline_is_always_there(cli: Cli) -> None:
+    small = (*SMALL, "--policies", "least-work", "--baseline", "random", "--json")
+    results = cli("compare", *small).json
+    assert results["baseline"] == "random"
+    assert [policy["kind"] for policy in results["comparisons"][0]["policies"]] == ["random", "least-work"]
+
+
+def test_one_seed_has_no_interval(cli: Cli) -> None:
+    small = ("--set", "workload.requests=300", "--seeds", 1, *THREE)
+    results = cli("compare", *small, "--json").json
+    ratio = results["comparisons"][0]["ratios"]["round-robin"]["ttft_mean_s"]
+    assert ratio["ratio"] > 0
+    assert ratio["low"] is ratio["high"] is None
+    assert cli("compare", *small).status == 0
+
+
+def test_seeds_of_a_trace_say_little(cli: Cli, tmp_path: Path) -> None:
+    result = cli("compare", config_file(tmp_path, "0,10,3", "1,10,3"), *THREE, "--seeds", 2)
+    assert result.status == 0
+    assert result.err.startswith("warning: cluster: a trace is the same for every seed")
+
+
+def test_a_failure_leaves_nothing_behind(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pointsman.report.comparison import ComparisonReport
+
+    def fail(self: ComparisonReport) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ComparisonReport, "html", fail)
+    assert cli("compare", *SMALL, *THREE, "--out", tmp_path / "a" / "b").status == 130
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pointsman.evaluation.scenarios import SCENARIOS
+from pointsman.policies.spec import HEURISTICS
+from pointsman.signals import SIGNALS
+
+from .conftest import Cli
+
+
+def test_scenarios(cli: Cli) -> None:
+    listed = cli("scenarios", "--json").json
+    assert [one["name"] for one in listed] == list(SCENARIOS)
+    assert all(one["what"] for one in listed)
+    text = cli("scenarios").out
+    for name, one in SCENARIOS.items():
+        assert f"{name} " in text
+        assert one.what in text, "one line each, in 100 columns"
+
+
+def test_policies(cli: Cli) -> None:
+    listed = cli("policies", "--json").json
+    assert [one["name"] for one in listed] == list(HEURISTICS)
+    text = cli("policies").out
+    for name in HEURISTICS:
+        assert f"{name} " in text
+
+
+def test_signals(cli: Cli) -> None:
+    listed = cli("policies", "--signals", "--json").json
+    assert listed == [signal._asdict() for signal in SIGNALS]
+    assert set(listed[0]) == {"name", "unit", "source", "meaning"}
+    assert "prefill_backlog_s" in cli("policies", "--signals").out
+
+
+def test_hardware(cli: Cli) -> None:
+    listed = cli("hardware", "--json").json
+    device = next(one for one in listed["devices"] if one["name"] == "A100-80")
+    assert device["bandwidth_gb_s"] == 2039
+    model = next(one for one in listed["models"] if one["name"] == "Llama-3-8B")
+    assert model["num_parameters"] == pytest.approx(8.03e9, rel=1e-3)
+    assert model["kv_bytes_per_token"] == 131072
+    fits = {one["model"]: one["devices"] for one in listed["kv_capacity"]}
+    assert fits["Llama-3-8B"]["A100-80"]["tensor_parallel"] == 1
+    assert fits["Llama-3-8B"]["A100-80"]["tokens"] == pytest.approx(450_000, rel=0.02)
+    assert fits["Llama-3-70B"]["A100-80"]["tensor_parallel"] == 2
+    text = cli("hardware").out
+    assert "MI300X" in text and "Mixtral-8x7B" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_own_hardware(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    figures = "{fp16_tflops: 50, memory_gb: 8, usable_memory_gib: 7.5, bandwidth_gb_s: 100}"
+    path.write_text(f"devices: {{Toy: {figures}}}\n")
+    listed = cli("hardware", "--catalogue", path, "--json").json
+    assert "Toy" in [device["name"] for device in listed["devices"]]
+    fits = {one["model"]: one["devices"]["Toy"] for one in listed["kv_capacity"]}
+    assert fits["Llama-3-70B"] is None
+    assert cli("hardware", "--catalogue", tmp_path / "absent.yaml").status == 2

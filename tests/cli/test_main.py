@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from pointsman import __version__
+from pointsman.cli.console import say, warnings_as_lines
+from pointsman.errors import PointsmanWarning
+
+from .conftest import Cli
+from .factories import ROOT
+
+COMMANDS = ("simulate", "compare", "capacity", "scenarios", "policies", "hardware")
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """As a process of its own, from the checkout."""
+    command = [sys.executable, "-m", "pointsman.cli.main", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_version(cli: Cli) -> None:
+    result = cli("--version")
+    assert (result.status, result.out) == (0, f"pointsman {__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_help_lists_the_commands(cli: Cli, arguments: tuple[str, ...]) -> None:
+    result = cli(*arguments)
+    assert result.status == 0
+    for command in COMMANDS:
+        assert command in result.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(cli: Cli, command: str) -> None:
+    result = cli(command, "--help")
+    assert result.status == 0
+    assert f"Example: pointsman {command}" in " ".join(result.out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("simulat",), "Did you mean 'simulate'?"),
+        (("simulate", "--sett", "a=b"), "No such option: --sett"),
+        (("simulate", "a.yaml", "b.yaml"), "b.yaml"),
+    ],
+)
+def test_usage_errors_are_one_line(cli: Cli, arguments: tuple[str, ...], text: str) -> None:
+    result = cli(*arguments)
+    assert result.status == 2
+    assert text in result.err
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1
+
+
+def test_lines_are_never_wrapped_nor_marked_up(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "error: [bold]x[/bold] = [1, 2] " + "very " * 100 + "long"
+    say(line)
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_each_warning_is_said_once_and_others_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(DeprecationWarning, match="other"), warnings_as_lines():
+        for text in ("first", "second", "first"):
+            warnings.warn(PointsmanWarning(text), stacklevel=1)
+        warnings.simplefilter("always")
+        warnings.warn("other", DeprecationWarning, stacklevel=1)
+    assert capsys.readouterr().err == "warning: first\nwarning: second\n"
+
+
+def test_help_does_not_load_the_simulator() -> None:
+    check = (
+        "import sys\nfrom pointsman.cli.main import main\nmain(['--help'])\n"
+        "sys.exit(any(name in sys.modules for name in ('numba', 'numpy', 'polars', 'plotly', 'pydantic')))"
+    )
+    subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    process = start("policies", "--json")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() in (1, 141)
+
+
+def test_ctrl_c_ends_cleanly(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "requests.csv"
+    process = start("simulate", "--set", "workload.requests=50000000", "--requests", str(out))
+    deadline = time.monotonic() + 60
+    while not out.parent.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert list(tmp_path.iterdir()) == []
