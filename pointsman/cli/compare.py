@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pointsman.cli.console import compilation_announced, print_json, progress, stdout
+from pointsman.cli.console import TABLE_WIDTH, compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson, ConfigFile, Overrides, base_dir, both_given
 from pointsman.errors import InputError
@@ -80,7 +80,7 @@ def compare(
                     [policy.strip() for policy in names] if names else None,
                     baseline,
                     base_dir(config_file),
-                    threads or len(os.sched_getaffinity(0)),
+                    threads or _num_cores(),
                     advance,
                 )
                 comparisons.append(comparison)
@@ -92,6 +92,11 @@ def compare(
         print_json(report.results())
     else:
         _print_report(report)
+
+
+def _num_cores() -> int:
+    """Those this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check(seeds: int, threads: int, overrides: Sequence[str]) -> None:
@@ -131,20 +136,21 @@ def _situations(
 
 def _print_report(report: ComparisonReport) -> None:
     console = stdout()
+    is_narrow = console.width < TABLE_WIDTH
     for comparison in report.comparisons:
         console.print(f"[bold]{comparison.name}[/bold]: {comparison.what}")
-        console.print(_table(comparison), "")
+        console.print(_table(comparison, is_narrow), "")
     if len(report.comparisons) > 1:
         console.print(
             f"[bold]All {len(report.comparisons)} scenarios[/bold]: geometric mean of the ratios to "
             f"{report.baseline}"
         )
-        console.print(_summary_table(report), "")
+        console.print(_summary_table(report, is_narrow), "")
     for note in report.notes():
         console.print(note)
 
 
-def _table(comparison: Comparison) -> Table:
+def _table(comparison: Comparison, is_narrow: bool) -> Table:
     from pointsman.evaluation.compare import HEADLINES
     from pointsman.report.tables import HEADERS, headline_rows
 
@@ -155,22 +161,26 @@ def _table(comparison: Comparison) -> Table:
         for cell in row.cells:
             value = f"[bold]{cell.value}[/bold]" if cell.is_best else cell.value
             colour = _COLOURS[cell.direction]
-            text = _compact(cell.change) or "baseline"
+            text = _compact(cell.change, is_narrow) or "baseline"
             cells.append(f"{value}\n[{colour}]{text}[/{colour}]")
         table.add_row(f"{row.label}\n[dim]{row.good_share} within SLO[/dim]", *cells)
     return table
 
 
-def _summary_table(report: ComparisonReport) -> Table:
+def _summary_table(report: ComparisonReport, is_narrow: bool) -> Table:
     from pointsman.report.comparison import summary_table
 
     header, rows = summary_table(report)
     table = plain_table(*header, right=header[1:])
     for row in rows:
-        table.add_row(*map(_compact, row))
+        table.add_row(*(_compact(text, is_narrow) for text in row))
     return table
 
 
-def _compact(change: str) -> str:
-    """As rich text, without the space before %: so four columns fit beside a policy's name."""
-    return change.replace(" %", "%").replace("[", r"\[")
+def _compact(change: str, is_narrow: bool) -> str:
+    """As rich text, without the space before %: so four columns fit beside a policy's name.
+
+    Where they don't, intervals get a line of their own.
+    """
+    text = change.replace(" %", "%").replace("[", r"\[")
+    return text.replace(r" \[", "\n\\[") if is_narrow else text

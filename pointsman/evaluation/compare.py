@@ -66,8 +66,8 @@ class LatencyHistogram:
         total = int(self.counts.sum())
         if total == 0:
             return [], []
-        body = np.linspace(1.0, 0.1, 91)
-        tail = np.geomspace(0.1, 1.0 / total, 1 + round(30 * math.log10(max(total / 10, 1.01))))
+        body = np.linspace(1.0, 0.1, 46)
+        tail = np.geomspace(0.1, 1.0 / total, 1 + round(20 * math.log10(max(total / 10, 1.01))))
         below = self.counts.cumsum()
         wanted = (1.0 - np.concatenate((body, tail))) * total
         bins = np.unique(np.searchsorted(below, wanted, side="left").clip(max=self.NUM_BINS - 1))

@@ -32,6 +32,7 @@ _OTHER_STYLE = ("#d81b60", "solid")
 _LOW_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
 _HIGH_TICKS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 MAX_TICKS = 6
+MAX_FINE_DECADES = 3.2
 
 
 def style(policy: str) -> tuple[str, str]:
@@ -62,9 +63,8 @@ def survival_figure(curves: Mapping[str, Curve], baseline: str, title: str, x_ti
         "xaxis": {
             "type": "log",
             "title": {"text": x_title},
-            "dtick": "D2",
             "tickformat": "~g",
-            **_x_range(curves),
+            **_x_axis(curves),
         },
         "yaxis": {
             "type": "log",
@@ -81,8 +81,8 @@ def survival_figure(curves: Mapping[str, Curve], baseline: str, title: str, x_ti
     return {"data": traces, "layout": layout}
 
 
-def _x_range(curves: Mapping[str, Curve]) -> dict[str, Any]:
-    """From where the fastest 1 % of any policy end to the slowest request."""
+def _x_axis(curves: Mapping[str, Curve]) -> dict[str, Any]:
+    """From where the fastest 1 % of any policy end to the slowest request; ticks at 1, 2, 5 or decades."""
     starts, ends = [], []
     for seconds, shares in curves.values():
         if seconds:
@@ -90,7 +90,8 @@ def _x_range(curves: Mapping[str, Curve]) -> dict[str, Any]:
             ends.append(seconds[-1])
     if not starts:
         return {}
-    return {"range": [math.log10(min(starts)) - 0.05, math.log10(max(ends)) + 0.05]}
+    low, high = math.log10(min(starts)) - 0.05, math.log10(max(ends)) + 0.05
+    return {"range": [low, high], "dtick": "D2" if high - low < MAX_FINE_DECADES else 1}
 
 
 def _level(share: float) -> dict[str, Any]:

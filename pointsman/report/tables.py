@@ -124,14 +124,16 @@ def change(ratio: Ratio) -> str:
         return f"×{texts[0]}" + (f" [{texts[1]}, {texts[2]}]" if len(texts) == 3 else "")
     percents = [100 * (part - 1) for part in parts]
     decimals = 1 if max(map(abs, percents)) < 9.95 else 0
-    texts = [_signed(percents[0], decimals), *(f"{part:.{decimals}f}" for part in percents[1:])]
+    texts = [_rounded(part, decimals) for part in percents]
+    if percents[0] > 0 and float(texts[0]) != 0:
+        texts[0] = f"+{texts[0]}"
     texts = [text.replace("-", "−") for text in texts]
     return f"{texts[0]} %" + (f" [{texts[1]}, {texts[2]}]" if len(texts) == 3 else "")
 
 
-def _signed(value: float, decimals: int) -> str:
-    text = f"{value:+.{decimals}f}"
-    return text[1:] if float(text) == 0 else text
+def _rounded(value: float, decimals: int) -> str:
+    text = f"{value:.{decimals}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,10 +8,12 @@ import warnings
 from pathlib import Path
 
 import pytest
+from numba.core import event
 
 from pointsman import __version__
-from pointsman.cli.console import say, warnings_as_lines
+from pointsman.cli.console import compilation_announced, say, warnings_as_lines
 from pointsman.errors import PointsmanWarning
+from pointsman.policies.rollout import run
 
 from .conftest import Cli
 from .factories import ROOT
@@ -75,6 +77,15 @@ def test_each_warning_is_said_once_and_others_are_left_alone(capsys: pytest.Capt
         warnings.simplefilter("always")
         warnings.warn("other", DeprecationWarning, stacklevel=1)
     assert capsys.readouterr().err == "warning: first\nwarning: second\n"
+
+
+def test_compilation_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    with compilation_announced():
+        with event.trigger_event("numba:compile", data={"dispatcher": print}):
+            pass
+        assert capsys.readouterr().err == ""
+        with event.trigger_event("numba:compile", data={"dispatcher": run}):
+            assert capsys.readouterr().err == "compiling the simulator, once (~30 s)…\n"
 
 
 def test_help_does_not_load_the_simulator() -> None:

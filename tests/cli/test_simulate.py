@@ -118,20 +118,17 @@ def test_paths_start_at_the_configuration(cli: Cli, tmp_path: Path, monkeypatch:
     assert cli("simulate", *workload).status == 0
 
 
-PROFILES = SHARED_GOLDEN.parent / "profiles"
-
-
-@pytest.mark.skipif(not PROFILES.exists(), reason="needs ../shared")
-def test_profiles_start_at_the_configuration(cli: Cli, tmp_path: Path) -> None:
-    for kind in ("attention_ee3dec7", "codellama34b_mlp"):
-        (tmp_path / f"{kind}.csv").symlink_to(PROFILES / f"a100_{kind}.csv")
-    cost = "cost: {kind: profile, attention: attention_ee3dec7.csv, mlp: codellama34b_mlp.csv}"
-    result = cli(
-        "simulate",
-        config_file(tmp_path, "0,10,3", config=f"workload: {{trace: trace.csv}}\ncluster: {{{cost}}}\n"),
-    )
-    # The tables are of another model: that they were read is what counts.
-    assert "cannot be read" not in result.err
+def test_profiles_and_catalogues_start_at_the_configuration(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "attention.csv").write_text("a,b\n1,2\n")
+    for cluster, missing in (
+        ("{cost: {kind: profile, attention: attention.csv, mlp: mlp.csv}}", "attention.csv': has no column"),
+        ("{cost: {kind: profile, attention: absent.csv, mlp: mlp.csv}}", "absent.csv': cannot be read"),
+        ("{catalogue: own.yaml}", "own.yaml': cannot be read"),
+    ):
+        config = f"workload: {{trace: trace.csv}}\ncluster: {cluster}\n"
+        result = cli("simulate", config_file(tmp_path, "0,10,3", config=config))
+        assert result.status == 2
+        assert f"'{tmp_path}/{missing}" in result.err
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def test_survival_is_the_share_above() -> None:
     histogram.add(values[:5000])
     histogram.add(values[5000:])
     seconds, shares = histogram.survival()
-    assert 100 < len(seconds) < 300
+    assert 80 < len(seconds) < 200
     assert seconds == sorted(seconds) and shares == sorted(shares, reverse=True)
     exact = [(values > x).mean() for x in seconds]
     np.testing.assert_allclose(shares, exact, atol=2.5e-3, rtol=0.02)

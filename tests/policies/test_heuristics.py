@@ -23,8 +23,8 @@ from pointsman.signals import SIGNALS
 from pointsman.simulator.cluster import Clusters, plan_replicas
 from pointsman.workload import Workload
 
-# Replicas that differ in speed and memory; one drains, one joins, one slows down. None fails, so that a request
-# is sent once and the table remembers every choice.
+# Replicas that differ in speed and memory; one drains, one joins, one slows down. None fails, so that a
+# request is sent once and the table remembers every choice.
 MIXED: dict[str, Any] = {
     "replicas": [
         {"scheduler": {"kind": "vllm-v1", "num_blocks": 400, "max_num_seqs": 8}},
@@ -94,7 +94,9 @@ class Twin:
         return {k for k in able if not rivals[k] or any(outstanding[k] <= outstanding[j] for j in rivals[k])}
 
     def least_tokens(self, able: list[int], request: int) -> set[int]:
-        return self.lowest(able, self.run.signal("pending_prefill_tokens") + self.run.signal("context_tokens"))
+        return self.lowest(
+            able, self.run.signal("pending_prefill_tokens") + self.run.signal("context_tokens")
+        )
 
     def least_work(self, able: list[int], request: int) -> set[int]:
         signal = self.run.signal
@@ -179,7 +181,9 @@ def assert_twin_agrees(policy: PolicySpec, workload: Workload, seed: int = 0) ->
 def busy_workload(seed: int, **columns: Any) -> Workload:
     """More than the cluster can take for a while, in lengths that not every replica can take."""
     workload = random_workload(200, 40.0, seed=seed, mean_tokens=60)
-    return make_workload(workload.arrived_at, workload.num_prefill_tokens, workload.num_decode_tokens, **columns)
+    return make_workload(
+        workload.arrived_at, workload.num_prefill_tokens, workload.num_decode_tokens, **columns
+    )
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HEURISTICS if kind != "linear-score"])
@@ -229,7 +233,9 @@ def test_hold_until_room_sends_what_is_overdue() -> None:
     cluster = make_cluster(
         replicas=1, cost={"kind": "linear", "a": 10.0}, hold={"max_hold_s": 1.0, "timer_s": 0.3}
     )
-    run = Run(cluster, make_workload([0.0, 0.1], 10, 4), make_policy("hold-until-room", kv_limit=1e-9)).to_end()
+    run = Run(
+        cluster, make_workload([0.0, 0.1], 10, 4), make_policy("hold-until-room", kv_limit=1e-9)
+    ).to_end()
     assert 1.1 <= run.requests["dispatched_at"][1] <= 1.4
 
 
@@ -237,7 +243,9 @@ def sessions_for(kind: str, count: int) -> Any:
     return np.arange(count) if kind == "session-affinity" else -1
 
 
-def shares_at_low_load(kind: str, num_replicas: int, events: Any = (), num_requests: int = 3000) -> np.ndarray:
+def shares_at_low_load(
+    kind: str, num_replicas: int, events: Any = (), num_requests: int = 3000
+) -> np.ndarray:
     """One request every 2 s, each takes a tenth of that."""
     rng = np.random.default_rng(4)
     workload = make_workload(
@@ -310,7 +318,9 @@ def test_only_the_sessions_of_a_failed_replica_move() -> None:
     session, replica = run.requests["session"], run.requests["replica"]
     sent_at = run.requests["dispatched_at"]
     spans = [sent_at < 14.0, (sent_at >= 15.0) & (sent_at < 30.0), sent_at >= 30.0]
-    before, during, after = ({int(s): int(k) for s, k in zip(session[i], replica[i], strict=True)} for i in spans)
+    before, during, after = (
+        {int(s): int(k) for s, k in zip(session[i], replica[i], strict=True)} for i in spans
+    )
     assert len(before) == len(during) == len(after) == 60
     moved = {s for s in before if before[s] != during[s]}
     assert moved == {s for s in before if before[s] == 2}
@@ -332,7 +342,7 @@ NUM_TRIES = 400
 
 
 def next_choices(kind: str, outstanding: list[int]) -> np.ndarray:
-    """[R] how often, of NUM_TRIES seeds, a replica is chosen for one more request when so many are on each."""
+    """[R] how often a replica is chosen for one more request when so many are on each, of NUM_TRIES seeds."""
     placed = [k for k, count in enumerate(outstanding) for _ in range(count)]
     cluster = make_cluster(replicas=len(outstanding), cost={"kind": "linear", "a": 1.0, "b": 1e-3, "c": 1e-3})
     workload = make_workload([0.0] * len(placed) + [0.5], 10, 10)
@@ -348,11 +358,13 @@ def next_choices(kind: str, outstanding: list[int]) -> np.ndarray:
     actions[:] = placed[-1] + 1
     inside = PolicyTables([make_policy(kind)] * NUM_TRIES)  # the last is placed from outside, then it decides
     run_kernel(clusters.sims, inside.rows, actions, 0, NUM_TRIES)
-    return np.bincount([requests["replica"][-1] for requests in clusters.requests], minlength=len(outstanding))
+    return np.bincount(
+        [requests["replica"][-1] for requests in clusters.requests], minlength=len(outstanding)
+    )
 
 
 def test_power_of_two_takes_the_better_of_two_different_ones() -> None:
-    """Three replicas with 0, 1 and 2 requests: two of the three pairs hold the first, none ends at the last."""
+    """Replicas with 0, 1 and 2 requests: two of the three pairs hold the first, none ends at the last."""
     counts = next_choices("power-of-two", [0, 1, 2])
     assert counts[2] == 0
     assert counts[0] / NUM_TRIES == pytest.approx(2 / 3, abs=0.08)
@@ -362,7 +374,9 @@ def test_power_of_two_with_two_takes_the_better() -> None:
     assert next_choices("power-of-two", [3, 1]).tolist() == [0, NUM_TRIES]
 
 
-@pytest.mark.parametrize("kind", ["least-outstanding", "least-tokens", "least-work", "least-delay", "least-kv"])
+@pytest.mark.parametrize(
+    "kind", ["least-outstanding", "least-tokens", "least-work", "least-delay", "least-kv"]
+)
 def test_ties_are_broken_at_random_and_evenly(kind: str) -> None:
     counts = next_choices(kind, [1, 2, 1, 1])
     tied = [0, 2, 3] if kind != "least-kv" else [0, 1, 2, 3]  # the first scrape has seen nothing yet

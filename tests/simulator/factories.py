@@ -105,7 +105,7 @@ GUARD = 0xA5
 
 
 class GuardedClusters(Clusters):
-    """Clusters whose arrays lie between guard bytes: a kernel that writes too far is found, and does no harm."""
+    """Clusters with guard bytes around their arrays: a kernel that writes too far is found, without harm."""
 
     def __init__(self, *arguments: Any) -> None:
         self._buffers: list[tuple[str, np.ndarray, np.ndarray]] = []

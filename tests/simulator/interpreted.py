@@ -1,6 +1,6 @@
 """Small runs of everything, printed as digests: the same with and without compilation.
 
-    NUMBA_DISABLE_JIT=1 python interpreted.py      # about 40 ms a request
+NUMBA_DISABLE_JIT=1 python interpreted.py      # about 40 ms a request
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from simulator.factories import OUTCOME, Run, make_cluster, make_policy, make_workload  # noqa: E402
-
 from pointsman.policies.spec import HEURISTICS  # noqa: E402
+from simulator.factories import OUTCOME, Run, make_cluster, make_policy, make_workload  # noqa: E402
 
 NUM_REQUESTS = 10
 SCHEDULERS: tuple[dict[str, Any], ...] = (

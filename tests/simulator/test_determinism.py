@@ -35,12 +35,24 @@ EVENTS = (
     {"at_s": 4.0, "kind": "recover", "replica": 1},
     {"at_s": 5.0, "kind": "drain", "replica": 0},
 )
-ADDRESSES = {"replicas", "requests", "events", "costs", "heap", "ring", "signals", "scraped", "output_estimate"}
+ADDRESSES = {
+    "replicas",
+    "requests",
+    "events",
+    "costs",
+    "heap",
+    "ring",
+    "signals",
+    "scraped",
+    "output_estimate",
+}
 ADDRESSES |= {"tbt_histogram", "touched", "scores", "credit", "scratch", "batch_log"}
 
 
 def mixed_cluster() -> Any:
-    return make_cluster(replicas=[{"scheduler": scheduler} for scheduler in SCHEDULERS.values()], events=EVENTS)
+    return make_cluster(
+        replicas=[{"scheduler": scheduler} for scheduler in SCHEDULERS.values()], events=EVENTS
+    )
 
 
 def everything(run: Run) -> list[bytes]:

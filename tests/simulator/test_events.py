@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .factories import Run, assert_all_served, assert_same_outcome, make_cluster, make_workload, random_workload
+from .factories import (
+    Run,
+    assert_all_served,
+    assert_same_outcome,
+    make_cluster,
+    make_workload,
+    random_workload,
+)
 
 # At most 8 sequences, so that there is a queue.
 SCHEDULERS: dict[str, dict[str, Any]] = {
@@ -108,7 +115,8 @@ def test_draining_replica_finishes_what_it_has_and_gets_nothing_new(kind: str) -
     assert np.any(run.requests["completed_at"][mine] > 2.5)
     columns = (run.requests["arrived_at"], run.requests["num_prefill"], run.requests["num_decode"])
     alone = Run(
-        make_cluster(scheduler=SCHEDULERS[kind], replicas=1), make_workload(*(column[mine] for column in columns))
+        make_cluster(scheduler=SCHEDULERS[kind], replicas=1),
+        make_workload(*(column[mine] for column in columns)),
     ).to_end()
     np.testing.assert_array_equal(run.requests["completed_at"][mine], alone.requests["completed_at"])
 
@@ -122,7 +130,9 @@ def test_drained_replica_can_return() -> None:
 
 
 def test_replica_that_joins_is_not_there_before() -> None:
-    run = Run(make_cluster(events=[event(1.0, "join", 1)]), random_workload(120, 40.0), "round-robin").to_end()
+    run = Run(
+        make_cluster(events=[event(1.0, "join", 1)]), random_workload(120, 40.0), "round-robin"
+    ).to_end()
     sent_at = run.requests["dispatched_at"][run.requests["replica"] == 1]
     assert sent_at.min() >= 1.0
     assert len(sent_at) == pytest.approx(np.sum(run.requests["dispatched_at"] >= 1.0) / 2, abs=1)
@@ -205,8 +215,8 @@ def test_intervals_add_up_through_failures(kind: str, num_blocks: int, num_stage
 
 @pytest.mark.xfail(
     strict=True,
-    reason="BUG: fail() keeps the time of the last token for requests on the running list, not for those of a "
-    "batch in flight that was formed under memory pressure; their gap counts from the first token",
+    reason="BUG: fail() keeps the time of the last token of requests on the running list, not of those in a "
+    "batch formed under memory pressure: their gap counts from the first token",
 )
 @pytest.mark.parametrize("kind", ["vllm", "sarathi"])
 def test_intervals_add_up_when_a_batch_under_memory_pressure_fails(kind: str) -> None:

@@ -10,7 +10,7 @@ from . import chaos
 from .factories import Run, make_cluster, make_workload
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(data=st.data())
 def test_whatever_happens(data: st.DataObject) -> None:
     # BUG: without orca, whose pipelines write too far (below).

@@ -1,4 +1,4 @@
-"""What the router sees: its own books at once, the servers' gauges late, and never how long an answer will be."""
+"""What the router sees: its own books at once, the servers' gauges late, never how long an answer will be."""
 
 from __future__ import annotations
 
