@@ -16,7 +16,7 @@ setup: .venv/.ready
 	touch $@
 
 demo: setup
-	$(BIN)/pointsman compare --scenario steady-chat --scenario mixed-hardware --seeds 4 --out demo
+	$(BIN)/pointsman compare --scenario steady-chat --scenario mixed-hardware --seeds 8 --out demo
 	@echo "Plots: demo/report.html"
 
 test: setup

@@ -80,6 +80,12 @@ class Case:
     workload: Workload
 
 
+def make_cluster(scheduler: dict[str, Any], cost: tuple[float, ...]) -> ClusterSpec:
+    linear = {"kind": "linear"} | dict(zip("abcde", cost, strict=True))
+    data = {"replicas": 1, "scheduler": {"kind": "vllm-v1"} | scheduler, "cost": linear}
+    return parse_spec(ClusterSpec, data, "cluster")
+
+
 def draw_case(number: int) -> Case:
     rng = np.random.default_rng(number)
 
@@ -89,16 +95,18 @@ def draw_case(number: int) -> Case:
 
     scheduler = {
         "block_size": (block_size := int(rng.choice([16, 32]))),
-        "num_blocks": (num_blocks := between(8, 1000)),
-        "watermark": (watermark := float(rng.choice([0.0, 0.01, 0.05]))),
+        "num_blocks": between(8, 1000),
+        "watermark": float(rng.choice([0.0, 0.01, 0.05])),
         "max_num_batched_tokens": (budget := between(64, 2048)),
         "max_num_seqs": min(budget, between(4, 256)),
         "long_prefill_token_threshold": int(rng.choice([0, 64, 256])),
     }
+    # Every fourth case lives on a grid of 1/128 s, so that arrivals meet the ends of steps.
+    is_grid = number % 4 == 0
+    cost = (2.0**-7, 0.0, 0.0, 0.0, 0.0) if is_grid else (0.0085, 8.0e-5, 3.0e-5, 8.0e-8, 3.4e-9)
 
-    # A sequence may fill the KV memory to the last token.
     count = between(20, 200)
-    capacity = (num_blocks - int(watermark * num_blocks)) * block_size
+    capacity = plan_replicas(make_cluster(scheduler, cost))[0].kv_capacity_tokens  # refuses what is longer
     outputs = np.minimum(rng.integers(1, between(10, 300) + 1, count), capacity - 1)
     prompts = 1 + rng.exponential(between(8, 500), count).astype(int)
     longest = capacity - outputs
@@ -108,23 +116,17 @@ def draw_case(number: int) -> Case:
     prompts = np.where(is_whole, (prompts + block_size - 1) // block_size * block_size, prompts)
     prompts = np.clip(prompts, 1, longest)
 
-    # Every fourth case lives on a grid of 1/128 s, so that arrivals meet the ends of steps.
-    is_grid = number % 4 == 0
-    cost = (2.0**-7, 0.0, 0.0, 0.0, 0.0) if is_grid else (0.0085, 8.0e-5, 3.0e-5, 8.0e-8, 3.4e-9)
     gaps = rng.exponential(between(1, 500) * 1e-3, count)  # idle in between, or all in the queue
     burst = between(1, 40)  # requests that arrive at the same instant
     arrived_at = np.cumsum(np.where(np.arange(count) % burst == 0, gaps * burst, 0.0))
-    if is_grid:
-        arrived_at = np.round(arrived_at * 128) / 128
+    arrived_at = np.round(arrived_at * 128) / 128 if is_grid else arrived_at
     columns = (prompts, outputs, np.full(count, -1))
     workload = Workload(arrived_at, *(column.astype(np.int32) for column in columns), np.arange(count))
     return Case(scheduler, cost, workload)
 
 
 def run_pointsman(case: Case) -> tuple[list[Step], list[Served]]:
-    cost = {"kind": "linear"} | dict(zip("abcde", case.cost, strict=True))
-    data = {"replicas": 1, "scheduler": {"kind": "vllm-v1"} | case.scheduler, "cost": cost}
-    spec = parse_spec(ClusterSpec, data, "cluster")
+    spec = make_cluster(case.scheduler, case.cost)
     clusters = Clusters([spec], [plan_replicas(spec)], [case.workload], [0], NUM_LOGGED_STEPS)
     policies = PolicyTables([PolicySpec(kind="round-robin")])
     run(clusters.sims, policies.rows, np.zeros(1, np.int64), 0, 1)
@@ -213,9 +215,7 @@ def first_difference(what: str, ours: list[Any], theirs: list[Any]) -> str | Non
     for i, (our, their) in enumerate(zip(ours, theirs, strict=False)):
         if our != their:
             return f"{what} {i}\n    vLLM      {their}\n    pointsman {our}"
-    if len(ours) != len(theirs):
-        return f"{what}s: vLLM {len(theirs)}, pointsman {len(ours)}"
-    return None
+    return None if len(ours) == len(theirs) else f"{what}s: vLLM {len(theirs)}, pointsman {len(ours)}"
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -57,6 +58,8 @@ def _saturate(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> fl
     run(clusters.sims, PolicyTables([PolicySpec(kind="round-robin")]).rows, np.zeros(1, np.int64), 0, 1)
     finished = np.sort(clusters.requests[0]["completed_at"])
     first, last = int(START * count), int(END * count)
+    if finished[last] == finished[first]:  # everything fits in one batch
+        return float(count / finished[-1])
     return float((last - first) / (finished[last] - finished[first]))
 
 
@@ -68,11 +71,14 @@ def cache_dir() -> Path:
 def _remembered(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> float:
     path = cache_dir() / "capacity" / f"{_digest(plan, prompts, outputs)}.json"
     try:
-        return float(json.loads(path.read_text())["requests_per_s"])
+        known = float(json.loads(path.read_text())["requests_per_s"])
+        if 0.0 <= known < math.inf:
+            return known
     except (OSError, ValueError, KeyError, TypeError):
-        capacity = _saturate(plan, prompts, outputs)
-        _write_atomically(path, json.dumps({"requests_per_s": capacity}))
-        return capacity
+        pass  # not there, or not ours: find it again
+    capacity = _saturate(plan, prompts, outputs)
+    _write_atomically(path, json.dumps({"requests_per_s": capacity}))
+    return capacity
 
 
 def _digest(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from pointsman.signals import (
-    ACCEPTING,
     CONTEXT_TOKENS,
     DECODE_S_PER_TOKEN,
     EXPECTED_TOKENS,
@@ -24,6 +23,7 @@ from pointsman.signals import (
     WEIGHT,
 )
 from pointsman.simulator.book import derive_signals, length_class
+from pointsman.simulator.dispatch import can_take
 from pointsman.simulator.jit import kernel
 from pointsman.simulator.memory import float_list, float_table
 from pointsman.simulator.state import NUM_LENGTH_CLASSES, request_at
@@ -74,35 +74,30 @@ def next_random(sim):
 
 
 @kernel
-def can_take(sim, k, size):
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    return signals[ACCEPTING, k] > 0.0 and size <= signals[KV_CAPACITY_TOKENS, k]
-
-
-@kernel
 def choose(sim, policy):
     """The action for the oldest queued request; 0 if no replica may take it."""
-    request = request_at(sim.requests, sim.queue_head)
-    size = request.num_prefill + request.num_decode
+    i = sim.queue_head
+    request = request_at(sim.requests, i)
     kind = policy.kind
     if kind == RANDOM:
-        return any_of(sim, size) + 1
+        return any_of(sim, i) + 1
     if kind == ROUND_ROBIN:
-        k = first_from(sim, sim.round_robin % sim.num_replicas, size)
+        k = first_from(sim, sim.round_robin % sim.num_replicas, i)
         sim.round_robin = k + 1
         return k + 1
     if kind == WEIGHTED_ROUND_ROBIN:
-        return smooth_round_robin(sim, size) + 1
+        return smooth_round_robin(sim, i) + 1
     if kind == POWER_OF_TWO:
-        return less_of_two(sim, size) + 1
+        return less_of_two(sim, i) + 1
     if kind == SESSION_AFFINITY and request.session >= 0:
-        return by_session(sim, request.session, size) + 1
+        return by_session(sim, int(request.session), i) + 1
     scores = float_list(sim.scores, sim.num_replicas)
     if policy.reads_derived:
         derive_signals(sim)
     fill_scores(sim, policy, scores, request.num_prefill)
-    if size > sim.smallest_capacity or sim.num_accepting < sim.num_replicas:
-        forbid(sim, scores, size)
+    size = request.num_prefill + request.num_decode
+    if size > sim.fits_anywhere or sim.num_accepting < sim.num_replicas:
+        forbid(sim, scores, i)
     is_overdue = sim.now - request.arrived_at >= sim.max_hold_s
     if kind == HOLD_UNTIL_ROOM and not is_overdue:
         forbid_without_room(sim, policy, scores, request.num_prefill)
@@ -149,9 +144,9 @@ def fill_scores(sim, policy, scores, num_prefill):
 
 
 @kernel
-def forbid(sim, scores, size):
+def forbid(sim, scores, i):
     for k in range(sim.num_replicas):
-        if not can_take(sim, k, size):
+        if not can_take(sim, k, i):
             scores[k] = FORBIDDEN
 
 
@@ -191,35 +186,35 @@ def lowest(sim, scores, is_tie_random):
 
 
 @kernel
-def any_of(sim, size):
+def any_of(sim, i):
     """A random replica that may take the request, or -1."""
     for _ in range(NUM_DRAWS):
         k = next_random(sim) % sim.num_replicas
-        if can_take(sim, k, size):
+        if can_take(sim, k, i):
             return k
-    return first_from(sim, next_random(sim) % sim.num_replicas, size)
+    return first_from(sim, next_random(sim) % sim.num_replicas, i)
 
 
 @kernel
-def first_from(sim, start, size):
+def first_from(sim, start, i):
     """The first replica from `start` on, in a circle, that may take the request, or -1."""
     num_replicas = sim.num_replicas
     for offset in range(num_replicas):
         k = (start + offset) % num_replicas
-        if can_take(sim, k, size):
+        if can_take(sim, k, i):
             return k
     return -1
 
 
 @kernel
-def smooth_round_robin(sim, size):
+def smooth_round_robin(sim, i):
     """Each replica earns its weight a turn; the richest is served and pays for the round."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     credit = float_list(sim.credit, sim.num_replicas)
     best = -1
     total = 0.0
     for k in range(sim.num_replicas):
-        if can_take(sim, k, size):
+        if can_take(sim, k, i):
             credit[k] += signals[WEIGHT, k]
             total += signals[WEIGHT, k]
             if best < 0 or credit[k] > credit[best]:
@@ -230,26 +225,26 @@ def smooth_round_robin(sim, size):
 
 
 @kernel
-def less_of_two(sim, size):
+def less_of_two(sim, i):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    first = any_of(sim, size)
-    second = any_of(sim, size)
+    first = any_of(sim, i)
+    second = any_of(sim, i)
     for _ in range(NUM_DRAWS):
         if second != first:
             break
-        second = any_of(sim, size)
+        second = any_of(sim, i)
     if first < 0:
         return -1
     return second if signals[OUTSTANDING, second] < signals[OUTSTANDING, first] else first
 
 
 @kernel
-def by_session(sim, session, size):
+def by_session(sim, session, i):
     """Rendezvous hashing: a session stays where it is unless its own replica goes away."""
     best = -1
     best_hash = -1
     for k in range(sim.num_replicas):
-        if can_take(sim, k, size):
+        if can_take(sim, k, i):
             value = mix(session * 65_537 + k * 257 + 1)
             if value > best_hash:
                 best = k

@@ -15,6 +15,7 @@ from pointsman.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
     KV_CAPACITY_TOKENS,
+    MAX_PROMPT_TOKENS,
     NUM_SIGNALS,
     PREFILL_S_PER_TOKEN,
     STEP_FLOOR_S,
@@ -80,6 +81,11 @@ class ReplicaPlan:
     num_blocks: int
     max_seqs: int
     slowdown: float
+
+    @property
+    def max_held_seqs(self) -> int:
+        """Sequences that may hold memory at once; Vidur's orca limits the batch, not the replica."""
+        return self.max_seqs * (self.scheduler.pipeline_stages if self.scheduler.kind == "orca" else 1)
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -176,7 +182,18 @@ def _plan_group(
             f"more stages than sequences on a replica ({max_seqs})",
             "lower it or raise the batch size",
         )
-    return ReplicaPlan(scheduler, costs, max(1, int(num_blocks * share)), max_seqs, group.slowdown)
+    plan = ReplicaPlan(scheduler, costs, max(1, int(num_blocks * share)), max_seqs, group.slowdown)
+    reserved = scheduler.max_sequence_tokens // scheduler.block_size if scheduler.kind == "orca" else 0
+    if reserved > plan.num_blocks:
+        raise InputError(
+            "cluster.scheduler.max_sequence_tokens",
+            scheduler.max_sequence_tokens,
+            f"orca reserves {reserved} blocks a sequence, and there are {plan.num_blocks}",
+            "lower it or raise num_blocks",
+        )
+    if plan.typical_step_s <= 0.0:
+        raise InputError("cluster.cost", (group.cost or spec.cost).kind, "a step takes no time", "set `a`")
+    return plan
 
 
 def check_workload(plans: Sequence[ReplicaPlan], workload: Workload) -> None:
@@ -275,11 +292,12 @@ class Clusters:
         num_stages = max(plan.scheduler.pipeline_stages for plan in plans)
         sim.pause_at = FAR
         sim.num_replicas = sim.num_accepting = num_replicas
-        sim.max_seqs = max(plan.max_seqs for plan in plans)
+        sim.max_seqs = max(plan.max_held_seqs for plan in plans)
         sim.num_requests = len(workload)
         sim.num_users = workload.num_users
         sim.queue_head = sim.queue_tail = NOBODY
-        sim.smallest_capacity = min(plan.kv_capacity_tokens for plan in plans)
+        # What a request of this size needs not be asked: every replica takes it.
+        sim.fits_anywhere = min(plan.max_prompt_tokens for plan in plans)
         sim.max_hold_s = spec.hold.max_hold_s
         sim.hold_timer_s = spec.hold.timer_s
         sim.scrape_interval_s = spec.signals.scrape_interval_s
@@ -335,6 +353,7 @@ class Clusters:
         signals = self.signals[-1]
         signals[ACCEPTING, k] = 1.0
         signals[KV_CAPACITY_TOKENS, k] = plan.kv_capacity_tokens
+        signals[MAX_PROMPT_TOKENS, k] = plan.max_prompt_tokens
         signals[PREFILL_S_PER_TOKEN, k] = plan.prefill_s_per_token
         signals[DECODE_S_PER_TOKEN, k] = plan.decode_s_per_token
         signals[STEP_FLOOR_S, k] = plan.step_floor_s
@@ -379,8 +398,8 @@ def _fill_weights(signals: Array, plans: Sequence[ReplicaPlan]) -> None:
 
 
 def _heap_size(plans: Sequence[ReplicaPlan], workload: Workload) -> int:
-    """An end for each stage (two, if its replica failed and came back), an arrival for each user."""
-    return 2 * sum(plan.scheduler.pipeline_stages for plan in plans) + workload.num_users + 8
+    """An end for each stage, an arrival for each user, a timer, a scrape on its way and the next one."""
+    return sum(plan.scheduler.pipeline_stages for plan in plans) + workload.num_users + 3
 
 
 def _plan_first_events(sim: Any, heap: Array, workload: Workload) -> None:

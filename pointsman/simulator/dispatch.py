@@ -7,9 +7,16 @@ held one wait with it. A request that was held for `max_hold_s` must be sent.
 
 from __future__ import annotations
 
-from pointsman.signals import ACCEPTING, KV_CAPACITY_TOKENS, NUM_SIGNALS
+from pointsman.signals import ACCEPTING, KV_CAPACITY_TOKENS, MAX_PROMPT_TOKENS, NUM_SIGNALS
 from pointsman.simulator.book import book_lost_all, book_sent, integrate_load, set_accepting, update_gauges
-from pointsman.simulator.events import HOLD_TIMER, REPLICA_SCHEDULE, encode, push_later, push_now
+from pointsman.simulator.events import (
+    HOLD_TIMER,
+    REPLICA_SCHEDULE,
+    encode,
+    forget_stage_ends,
+    push_later,
+    push_now,
+)
 from pointsman.simulator.jit import kernel
 from pointsman.simulator.memory import float_table, int_list
 from pointsman.simulator.replica import FAR, wake_router
@@ -73,13 +80,19 @@ def act(sim, action):
 
 
 @kernel
-def can_anyone_take(sim, i):
-    """Else there is no point in asking again until a replica joins."""
+def can_take(sim, k, i):
+    """Whether replica k accepts requests and would ever serve one of this size."""
     request = request_at(sim.requests, i)
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    size = request.num_prefill + request.num_decode
+    fits = request.num_prefill + request.num_decode <= signals[KV_CAPACITY_TOKENS, k]
+    return signals[ACCEPTING, k] > 0.0 and fits and request.num_prefill <= signals[MAX_PROMPT_TOKENS, k]
+
+
+@kernel
+def can_anyone_take(sim, i):
+    """Else there is no point in asking again until a replica joins."""
     for k in range(sim.num_replicas):
-        if signals[ACCEPTING, k] > 0.0 and size <= signals[KV_CAPACITY_TOKENS, k]:
+        if can_take(sim, k, i):
             return True
     return False
 
@@ -139,22 +152,19 @@ def fail(sim, k):
     set_accepting(sim, k, 0)
     replica.is_alive = 0
     for position in range(replica.num_running):
-        i = running[position]
-        if request_at(sim.requests, i).is_decoding:
-            request_at(sim.requests, i).last_token_at = last_token_at(sim, k, i)
-        give_back(sim, i)
+        give_back(sim, k, running[position])
     while replica.num_waiting > 0:
-        give_back(sim, pop_waiting(sim, k))
+        give_back(sim, k, pop_waiting(sim, k))
     for slot in range(replica.num_stages):
         batch = batch_at(replica.batches, slot)
         if batch.is_used and replica.scheduler != VLLM_V1:  # vllm-v1 keeps them on the running list
             for entry in range(batch.num_entries):
-                give_back(sim, entry_at(batch.entries, entry).request)
+                give_back(sim, k, entry_at(batch.entries, entry).request)
         batch.is_used = 0
         stage = stage_at(replica.stages, slot)
         stage.is_busy = 0
         stage.num_queued = 0
-        stage.seq = NOBODY  # its end is still in the heap, and means nothing now
+    forget_stage_ends(sim, k)
     book_lost_all(sim, k)
     integrate_kv(sim, k)
     replica.used_blocks = 0
@@ -173,9 +183,11 @@ def fail(sim, k):
 
 
 @kernel
-def give_back(sim, i):
-    """Put a request back into the router's queue, which is in order of arrival."""
+def give_back(sim, k, i):
+    """Put a request of replica k back into the router's queue, which is in order of arrival."""
     request = request_at(sim.requests, i)
+    if request.is_decoding:
+        request.last_token_at = last_token_at(sim, k, i)
     request.prefill = request.num_prefill
     request.processed = 0
     request.is_decoding = 0

@@ -82,21 +82,22 @@ def set_future(future, time, seq, what):
 
 @kernel
 def push_later(sim, time, what):
-    """Returns the event's number."""
-    seq = sim.next_seq
-    sim.next_seq = seq + 1
+    insert(sim, time, sim.next_seq, what)
+    sim.next_seq += 1
+
+
+@kernel
+def insert(sim, time, seq, what):
     hole = sim.heap_size
     sim.heap_size = hole + 1
-    # The new event has the highest number, so it only rises above strictly later ones.
     while hole > 0:
         above = (hole - 1) >> 1
         parent = future_at(sim.heap, above)
-        if parent.time <= time:
+        if parent.time < time or (parent.time == time and parent.seq < seq):
             break
         set_future(future_at(sim.heap, hole), parent.time, parent.seq, parent.what)
         hole = above
     set_future(future_at(sim.heap, hole), time, seq, what)
-    return seq
 
 
 @kernel
@@ -131,11 +132,22 @@ def drop_first(sim):
 
 @kernel
 def replace_first(sim, time, what):
-    """`drop_first` and `push_later` in one; returns the new event's number."""
-    seq = sim.next_seq
-    sim.next_seq = seq + 1
-    sink(sim, time, seq, what)
-    return seq
+    """`drop_first` and `push_later` in one."""
+    sink(sim, time, sim.next_seq, what)
+    sim.next_seq += 1
+
+
+@kernel
+def forget_stage_ends(sim, k):
+    """Take the ends of replica k's stages out of the heap, by building it anew without them."""
+    size = sim.heap_size
+    sim.heap_size = 0
+    for position in range(size):
+        future = future_at(sim.heap, position)
+        if kind_of(future.what) == STAGE_END and index_of(future.what) == k:
+            sim.num_live -= 1
+        else:
+            insert(sim, future.time, future.seq, future.what)  # never beyond `position`
 
 
 @kernel

@@ -49,7 +49,6 @@ from pointsman.simulator.state import (
     instant_at,
     replica_at,
     request_at,
-    stage_at,
 )
 
 
@@ -133,13 +132,11 @@ def handle_first(sim):
         k = index_of(what)
         stage = stage_of(what)
         replica = replica_at(sim.replicas, k)
-        is_valid = stage_at(replica.stages, stage).seq == future_at(sim.heap, 0).seq
-        if is_valid and replica.num_stages == 1 and sim.ring_size == 0 and is_first_alone(sim):
+        if replica.num_stages == 1 and sim.ring_size == 0 and is_first_alone(sim):
             step_alone(sim, k)
-            return
-        drop_first(sim)
-        sim.num_live -= 1
-        if is_valid:
+        else:
+            drop_first(sim)
+            sim.num_live -= 1
             stage_end(sim, k, stage, slot_of(what))
         return
     drop_first(sim)
@@ -150,7 +147,8 @@ def handle_first(sim):
 def is_anything_coming(sim):
     """Whether scrapes can show anything new; else a run with a stuck request would never end."""
     has_arrivals = sim.num_users == 0 and sim.next_arrival < sim.num_requests
-    return has_arrivals or sim.num_live > 0 or sim.next_event < sim.num_events or sim.is_timer_planned
+    has_events = sim.num_live > 0 or sim.ring_size > 0 or sim.next_event < sim.num_events
+    return has_arrivals or has_events or sim.is_timer_planned
 
 
 @kernel

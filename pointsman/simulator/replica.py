@@ -137,7 +137,8 @@ def step_alone(sim, k):
     stage.is_busy = start_batch(sim, k, 0)
     if stage.is_busy:
         duration = batch_at(replica.batches, 0).stage_s * replica.slowdown
-        stage.seq = replace_first(sim, sim.now + duration, encode(STAGE_END, k, 0, 0))
+        replica.busy_s += duration
+        replace_first(sim, sim.now + duration, encode(STAGE_END, k, 0, 0))
     else:
         drop_first(sim)
         sim.num_live -= 1
@@ -158,7 +159,8 @@ def stage_schedule(sim, k, stage):
         queue[position] = queue[position + 1]
     state.is_busy = 1
     duration = batch_at(replica.batches, slot).stage_s * replica.slowdown
-    state.seq = push_later(sim, sim.now + duration, encode(STAGE_END, k, stage, slot))
+    replica.busy_s += duration / replica.num_stages
+    push_later(sim, sim.now + duration, encode(STAGE_END, k, stage, slot))
     sim.num_live += 1
 
 
@@ -191,7 +193,6 @@ def end_batch(sim, k, slot):
     integrate_kv(sim, k)
     batch.is_used = 0
     replica.num_in_flight -= 1
-    replica.busy_s += batch.stage_s * replica.slowdown
     sim.num_batches += 1
     num_completed = sim.num_completed
     num_tokens = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from pointsman.signals import NUM_SIGNALS, QUEUE_LENGTH
+from pointsman.signals import CONTEXT_TOKENS, GENERATED_TOKENS, NUM_SIGNALS, QUEUE_LENGTH
 from pointsman.simulator.jit import kernel
 from pointsman.simulator.memory import float_table, int_list, long_list
 from pointsman.simulator.state import (
@@ -187,7 +187,12 @@ def evict(sim, k, i):
     else:
         replica.num_partial -= 1
         if replica.scheduler != VLLM_V1:
-            request.prefill = request.processed  # Vidur's quirk: the rest of the prompt becomes output
+            # Vidur's quirk: the rest of the prompt becomes output, and tokens seen before come again.
+            if request.is_first_token_seen:
+                signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+                signals[CONTEXT_TOKENS, k] -= request.prefill - request.processed
+                signals[GENERATED_TOKENS, k] -= request.prefill - request.processed
+            request.prefill = request.processed
     request.processed = 0
     request.restarts += 1
     sim.num_preemptions += 1

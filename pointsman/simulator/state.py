@@ -87,7 +87,7 @@ SIM = np.dtype(
         ("is_timer_planned", "i4"),
         ("num_touched", "i4"),
         ("num_accepting", "i4"),
-        ("smallest_capacity", "f8"),  # tokens any replica can hold
+        ("fits_anywhere", "f8"),  # tokens; a request up to this size may go to any replica
         ("max_hold_s", "f8"),
         ("hold_timer_s", "f8"),
         ("scrape_interval_s", "f8"),
@@ -215,7 +215,6 @@ STAGE = np.dtype(
         ("queue", "i8"),  # [G] i4: batches that wait for the stage
         ("num_queued", "i4"),
         ("is_busy", "i4"),
-        ("seq", "i8"),  # number of the event that will end it
     ],
     align=True,
 )

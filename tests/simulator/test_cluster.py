@@ -88,11 +88,6 @@ def test_request_goes_only_where_it_fits(policy: str) -> None:
     assert np.any(run.requests["replica"][sizes <= 160] == 0)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="BUG: policies ask whether a request fits the KV memory, not whether vllm's max_tokens_in_batch "
-    "admits its prompt: it is sent there and blocks the replica for ever",
-)
 @pytest.mark.parametrize("policy", ["round-robin", "least-outstanding"])
 def test_prompt_goes_only_where_it_is_admitted(policy: str) -> None:
     groups = [
@@ -103,20 +98,12 @@ def test_prompt_goes_only_where_it_is_admitted(policy: str) -> None:
     assert_all_served(run)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="BUG: orca reserves max_sequence_tokens; with less memory than that no request is ever served, "
-    "and nobody says so",
-)
 def test_orca_without_memory_for_one_sequence_is_refused() -> None:
     scheduler = {"kind": "orca", "num_blocks": 10, "block_size": 16, "max_sequence_tokens": 4096}
     with pytest.raises(InputError):
         Run(make_cluster(scheduler=scheduler), make_workload([0.0]))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ZeroDivisionError, reason="BUG: a cost of nothing is a traceback, not a line"
-)
 def test_cost_of_nothing_is_refused() -> None:
     with pytest.raises(InputError):
         Run(make_cluster(cost={"kind": "linear", "a": 0.0}), make_workload([0.0]))

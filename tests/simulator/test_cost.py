@@ -227,13 +227,13 @@ def test_hardware_costs_need_a_deployment() -> None:
 @pytest.mark.parametrize(
     ("cost", "message"),
     [
-        ({"kind": "linear"}, r"linear\.a"),
+        ({"kind": "linear"}, r"cost\.a = .*required"),
         ({"kind": "linear", "a": -1}, r"a = -1"),
         ({"kind": "linear", "a": float("nan")}, r"a = nan"),
         ({"kind": "linear", "a": 1, "f": 1}, r"f = 1: unknown key"),
         ({"kind": "roofline", "flops_efficiency": 1.5}, r"flops_efficiency = 1\.5"),
-        ({"kind": "profile", "mlp": "mlp.csv"}, r"profile\.attention"),
-        ({"kind": "magic"}, r"magic.*'linear', 'roofline', 'profile'"),
+        ({"kind": "profile", "mlp": "mlp.csv"}, r"cost\.attention = .*required"),
+        ({"kind": "magic"}, r"cost\.kind = 'magic': unknown kind; kinds: linear, roofline, profile"),
     ],
 )
 def test_bad_cost_specs(cost: dict[str, Any], message: str) -> None:

@@ -179,8 +179,7 @@ def test_without_compilation_everything_is_the_same() -> None:
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     script = Path(interpreted.__file__)
     done = subprocess.run(
-        # BUG, small: session-affinity overflows 32 bits here; the result is the same, but there is a warning.
-        [sys.executable, "-W", "error", "-W", "ignore:overflow encountered", str(script)],
+        [sys.executable, "-W", "error", str(script)],
         env=environment,
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -173,10 +173,6 @@ def test_slow_replica_takes_exactly_that_many_times_as_long(own_slowdown: float)
     assert np.all(batch_times(run, 1)[1] == STEP_S)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="BUG: the step under way when a replica slows down counts as busy for the new factor's time",
-)
 def test_busy_time_of_a_replica_that_slows_down_in_the_middle_of_a_step() -> None:
     cluster = serial_cluster(event(0.1, "slow", factor=100.0), replicas=1)
     run = Run(cluster, make_workload([0.0], 5, 3), num_logged_batches=100).to_end()
@@ -213,11 +209,6 @@ def test_intervals_add_up_through_failures(kind: str, num_blocks: int, num_stage
     assert run.intervals_s() == pytest.approx(streams_s, rel=0.01)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="BUG: fail() keeps the time of the last token of requests on the running list, not of those in a "
-    "batch formed under memory pressure: their gap counts from the first token",
-)
 @pytest.mark.parametrize("kind", ["vllm", "sarathi"])
 def test_intervals_add_up_when_a_batch_under_memory_pressure_fails(kind: str) -> None:
     scheduler = {"kind": kind, "num_blocks": 13, "block_size": 16, "watermark": 0.0}

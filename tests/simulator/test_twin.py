@@ -80,8 +80,9 @@ def schedulers(draw: st.DrawFn, requests: Requests, kind: str, num_stages: int) 
     elif kind == "sarathi":
         replica["chunk_size"] = draw(st.integers(1, 16) | st.integers(1, 300))
     else:
-        # At times more than there is: then nobody is ever served.
-        replica["max_sequence_tokens"] = longest + draw(st.integers(0, 3) | st.integers(0, 60))
+        # Less memory than one sequence reserves is refused.
+        most = (num_blocks + 1) * block_size - 1
+        replica["max_sequence_tokens"] = draw(st.integers(longest, most) | st.just(longest))
     return replica
 
 
