@@ -46,7 +46,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from pointsman.policies.rollout import run
 from pointsman.policies.spec import PolicySpec, PolicyTables
-from pointsman.simulator.cluster import Clusters, plan_replicas
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.plan import plan_replicas
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.simulator.state import DONE
 from pointsman.spec import parse_spec

@@ -22,7 +22,8 @@ from reference_simulator import simulate as simulate_in_python
 from pointsman.config import Config
 from pointsman.evaluation.simulate import Prepared, run_to_end
 from pointsman.policies.spec import PolicyTables
-from pointsman.simulator.cluster import Clusters, plan_replicas
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.plan import plan_replicas
 from pointsman.spec import parse_spec
 from pointsman.workload import build_workload
 

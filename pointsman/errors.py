@@ -22,7 +22,8 @@ class PointsmanWarning(UserWarning):
     """Something the user asked for will run, but probably not as they expect."""
 
 
-def _short(value: object, limit: int = 80) -> str:
+def _short(value: object, limit: int = 160) -> str:
+    """Long values lose their middle: the end of a path says more than its beginning."""
     text = repr(value) if isinstance(value, str) else str(value)
     text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if len(text) <= limit else text[: limit // 3] + "…" + text[-(limit - limit // 3 - 1) :]

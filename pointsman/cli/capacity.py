@@ -22,7 +22,7 @@ def capacity(
     Example: pointsman capacity --scenario mixed-hardware
     """
     from pointsman.evaluation.capacity import replica_capacities
-    from pointsman.simulator.cluster import plan_replicas
+    from pointsman.simulator.plan import plan_replicas
 
     folder = base_dir(config_file)
     with compilation_announced():

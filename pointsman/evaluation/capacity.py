@@ -19,8 +19,9 @@ import numpy as np
 
 from pointsman.policies.rollout import run
 from pointsman.policies.spec import PolicySpec, PolicyTables
-from pointsman.simulator.cluster import Clusters, ReplicaPlan
+from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.jit import kernel_digest
+from pointsman.simulator.plan import ReplicaPlan
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.workload import Workload, WorkloadSpec, sample_lengths
 

@@ -20,8 +20,8 @@ import numpy as np
 from pointsman.config import Config, load_config
 from pointsman.errors import InputError
 from pointsman.evaluation.capacity import capacity_rps
-from pointsman.simulator.cluster import plan_replicas
 from pointsman.simulator.hardware import Deployment, kv_capacity_blocks, load_catalogue
+from pointsman.simulator.plan import plan_replicas
 from pointsman.workload.spec import Rated
 
 SELECTION_SEEDS = range(1000)

@@ -18,7 +18,8 @@ from pointsman.evaluation.capacity import capacity_rps
 from pointsman.evaluation.metrics import measure
 from pointsman.policies.rollout import run
 from pointsman.policies.spec import PolicyTables
-from pointsman.simulator.cluster import Clusters, ReplicaPlan, plan_replicas
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.plan import ReplicaPlan, plan_replicas
 from pointsman.simulator.replica import FAR
 from pointsman.simulator.state import DONE, SIM
 from pointsman.workload import Workload, build_workload

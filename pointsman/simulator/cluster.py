@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.errors import InputError
 from pointsman.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
@@ -21,18 +18,11 @@ from pointsman.signals import (
     STEP_FLOOR_S,
     WEIGHT,
 )
-from pointsman.simulator.cost import CostTables, cost_tables
+from pointsman.simulator.cost import CostTables
 from pointsman.simulator.events import SCRAPE, USER_ARRIVAL, encode
-from pointsman.simulator.hardware import (
-    Catalogue,
-    Deployment,
-    kv_capacity_blocks,
-    load_catalogue,
-    vidur_plan,
-)
-from pointsman.simulator.profile import ProfileCost
+from pointsman.simulator.plan import ReplicaPlan, check_workload
 from pointsman.simulator.replica import FAR
-from pointsman.simulator.spec import ClusterEvent, ClusterSpec, ReplicaGroup, VidurScheduler, VllmV1Scheduler
+from pointsman.simulator.spec import ClusterEvent, ClusterSpec, VllmV1Scheduler
 from pointsman.simulator.state import (
     BATCH,
     BATCH_LOG,
@@ -65,160 +55,7 @@ Array = NDArray[Any]
 SCHEDULER_KINDS = {"vllm-v1": VLLM_V1, "vllm": VLLM, "sarathi": SARATHI, "orca": ORCA}
 EVENT_KINDS = {"slow": SLOW, "fail": FAIL, "recover": JOIN, "join": JOIN, "drain": DRAIN}
 
-# The steps a router's calibration would time: a prompt chunk, and decoding with a full and an empty batch.
-CALIBRATION_PREFILL_TOKENS = 1024
-CALIBRATION_DECODES = 64
-CALIBRATION_CONTEXT_TOKENS = 1024
 INITIAL_OUTPUT_ESTIMATE = 256
-
-
-@dataclass(frozen=True)
-class ReplicaPlan:
-    """One replica with everything resolved."""
-
-    scheduler: VllmV1Scheduler | VidurScheduler
-    costs: CostTables
-    num_blocks: int
-    max_seqs: int
-    slowdown: float
-
-    @property
-    def max_held_seqs(self) -> int:
-        """Sequences that may hold memory at once; Vidur's orca limits the batch, not the replica."""
-        return self.max_seqs * (self.scheduler.pipeline_stages if self.scheduler.kind == "orca" else 1)
-
-    @property
-    def kv_capacity_tokens(self) -> int:
-        """The longest sequence that can be served at all."""
-        blocks = self.num_blocks - int(self.scheduler.watermark * self.num_blocks)
-        tokens = blocks * self.scheduler.block_size
-        if self.scheduler.kind == "orca":
-            return min(tokens, self.scheduler.max_sequence_tokens)
-        return tokens
-
-    @property
-    def max_prompt_tokens(self) -> int:
-        if self.scheduler.kind == "vllm":
-            return min(self.kv_capacity_tokens, self.scheduler.max_tokens_in_batch)
-        return self.kv_capacity_tokens
-
-    @property
-    def prefill_s_per_token(self) -> float:
-        one, two = CALIBRATION_PREFILL_TOKENS, 2 * CALIBRATION_PREFILL_TOKENS
-        difference = self._prefill_s(two) - self._prefill_s(one)
-        return difference / CALIBRATION_PREFILL_TOKENS * self.slowdown
-
-    def _prefill_s(self, num_tokens: int) -> float:
-        return self.costs.stage_s(num_tokens, pairs=num_tokens**2 / 2, squares=float(num_tokens**2))
-
-    @property
-    def decode_s_per_token(self) -> float:
-        """What one more sequence adds to a step."""
-        difference = self._decode_s(CALIBRATION_DECODES) - self._decode_s(1)
-        return difference / (CALIBRATION_DECODES - 1) * self.slowdown
-
-    @property
-    def typical_step_s(self) -> float:
-        """A quarter of a prompt chunk beside a batch of decoding sequences: the mix of a chat."""
-        step_s = self._decode_s(CALIBRATION_DECODES) * self.slowdown
-        return step_s + CALIBRATION_PREFILL_TOKENS / 4 * self.prefill_s_per_token
-
-    @property
-    def step_floor_s(self) -> float:
-        return self._decode_s(1) * self.slowdown
-
-    def _decode_s(self, num_decodes: int) -> float:
-        context_tokens = num_decodes * CALIBRATION_CONTEXT_TOKENS
-        return self.costs.stage_s(
-            num_decodes=num_decodes, context_tokens=context_tokens, num_seqs=num_decodes
-        )
-
-
-def plan_replicas(spec: ClusterSpec, base_dir: Path | None = None) -> list[ReplicaPlan]:
-    """Resolve every replica of the cluster; what cannot be run is refused here."""
-    catalogue_path = spec.catalogue
-    if catalogue_path is not None and base_dir is not None:
-        catalogue_path = base_dir / catalogue_path
-    catalogue = load_catalogue(catalogue_path)
-    plans = []
-    for group in spec.groups:
-        plans += [_plan_group(spec, group, catalogue, base_dir)] * group.count
-    return plans
-
-
-def _plan_group(
-    spec: ClusterSpec, group: ReplicaGroup, catalogue: Catalogue, base_dir: Path | None
-) -> ReplicaPlan:
-    scheduler = group.scheduler or spec.scheduler
-    deployment = Deployment(
-        device=catalogue.device(group.device or spec.device),
-        model=catalogue.model(group.model or spec.model),
-        tensor_parallel=group.tensor_parallel or spec.tensor_parallel,
-        pipeline_parallel=scheduler.pipeline_stages,
-        dtype=group.dtype or spec.dtype,
-    )
-    cost = group.cost or spec.cost
-    if isinstance(cost, ProfileCost) and base_dir is not None:
-        cost = cost.under(base_dir)
-    costs = cost_tables(cost, deployment)
-    share = group.kv_memory_share or spec.kv_memory_share
-    if isinstance(scheduler, VllmV1Scheduler):
-        max_seqs = scheduler.max_num_seqs
-        num_blocks = scheduler.num_blocks or kv_capacity_blocks(
-            deployment, scheduler.block_size, spec.memory_utilization
-        )
-    else:
-        max_seqs = scheduler.max_batch_size
-        num_blocks = scheduler.num_blocks or 0
-        if num_blocks == 0:
-            plan = vidur_plan(deployment, scheduler.max_sequence_tokens, scheduler.block_size)
-            num_blocks = plan.num_blocks
-            if scheduler.kind == "orca":
-                max_seqs = min(max_seqs, plan.num_slots)
-    if max_seqs < scheduler.pipeline_stages:
-        raise InputError(
-            "cluster.scheduler.pipeline_stages",
-            scheduler.pipeline_stages,
-            f"more stages than sequences on a replica ({max_seqs})",
-            "lower it or raise the batch size",
-        )
-    plan = ReplicaPlan(scheduler, costs, max(1, int(num_blocks * share)), max_seqs, group.slowdown)
-    reserved = scheduler.max_sequence_tokens // scheduler.block_size if scheduler.kind == "orca" else 0
-    if reserved > plan.num_blocks:
-        raise InputError(
-            "cluster.scheduler.max_sequence_tokens",
-            scheduler.max_sequence_tokens,
-            f"orca reserves {reserved} blocks a sequence, and there are {plan.num_blocks}",
-            "lower it or raise num_blocks",
-        )
-    if plan.typical_step_s <= 0.0:
-        raise InputError("cluster.cost", (group.cost or spec.cost).kind, "a step takes no time", "set `a`")
-    return plan
-
-
-def check_workload(plans: Sequence[ReplicaPlan], workload: Workload) -> None:
-    """Every request must fit on some replica, else it would wait for ever."""
-    prompts, outputs = workload.num_prefill_tokens, workload.num_decode_tokens
-    largest = max(plan.kv_capacity_tokens for plan in plans)
-    longest_prompt = max(plan.max_prompt_tokens for plan in plans)
-    if prompts.max() > longest_prompt:
-        row = int(prompts.argmax())
-        limit = "max_tokens_in_batch" if longest_prompt < largest else "num_blocks"
-        raise InputError(
-            f"workload request {workload.request_id[row]}, num_prefill_tokens",
-            int(prompts[row]),
-            f"no replica takes a prompt of more than {longest_prompt} tokens",
-            f"raise cluster.scheduler.{limit} or set workload.max_tokens",
-        )
-    sizes = prompts + outputs
-    if sizes.max() > largest:
-        row = int(sizes.argmax())
-        raise InputError(
-            f"workload request {workload.request_id[row]}, num_prefill_tokens + num_decode_tokens",
-            int(sizes[row]),
-            f"more than the KV memory of any replica ({largest} tokens)",
-            "raise cluster.scheduler.num_blocks, use a larger device, or set workload.max_tokens",
-        )
 
 
 class Clusters:

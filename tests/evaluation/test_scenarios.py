@@ -18,7 +18,7 @@ from pointsman.evaluation.scenarios import (
     find_scenario,
 )
 from pointsman.evaluation.simulate import prepare, simulate
-from pointsman.simulator.cluster import plan_replicas
+from pointsman.simulator.plan import plan_replicas
 from pointsman.workload.spec import Rated
 from pointsman.workload.tables import load_table
 

@@ -20,7 +20,8 @@ from simulator.factories import (
 from pointsman.policies.rollout import run as run_kernel
 from pointsman.policies.spec import HEURISTICS, PolicySpec, PolicyTables
 from pointsman.signals import SIGNALS
-from pointsman.simulator.cluster import Clusters, plan_replicas
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.plan import plan_replicas
 from pointsman.workload import Workload
 
 # Replicas that differ in speed and memory; one drains, one joins, one slows down. None fails, so that a

@@ -13,7 +13,8 @@ import numpy as np
 from pointsman.policies.rollout import run
 from pointsman.policies.spec import PolicySpec, PolicyTables
 from pointsman.signals import SIGNAL_INDEX
-from pointsman.simulator.cluster import Clusters, plan_replicas
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.plan import plan_replicas
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.simulator.state import (
     DECISION,

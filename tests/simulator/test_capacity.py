@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.evaluation import capacity
 from pointsman.evaluation.capacity import cache_dir, capacity_rps, replica_capacities
-from pointsman.simulator.cluster import plan_replicas
+from pointsman.simulator.plan import plan_replicas
 from pointsman.spec import parse_spec
 from pointsman.workload import WorkloadSpec, sample_lengths
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pointsman.errors import InputError
-from pointsman.simulator.cluster import plan_replicas
+from pointsman.simulator.plan import plan_replicas
 
 from .factories import Run, assert_all_served, make_cluster, make_workload, random_workload
 

@@ -15,7 +15,8 @@ from pointsman.config import Config
 from pointsman.evaluation.simulate import Prepared, run_to_end, simulate
 from pointsman.policies.rollout import run as run_kernel
 from pointsman.policies.spec import HEURISTICS, PolicyTables
-from pointsman.simulator.cluster import Clusters, plan_replicas
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.plan import plan_replicas
 from pointsman.simulator.state import DONE, PAUSED, SIM
 from pointsman.spec import parse_spec
 from pointsman.workload import Workload

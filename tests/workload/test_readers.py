@@ -294,7 +294,7 @@ def test_bad_calendar_time(tmp_path: Path) -> None:
     [
         (b"", "the file is empty"),
         (b" \n\n", "the file is empty"),
-        (gzip.compress(b""), "the file is empty"),
+        (gzip.compress(b"", mtime=0), "the file is empty"),
         (VIDUR_HEADER, "no requests"),
         (f"{VIDUR_HEADER}\n\n\n", "no requests"),
         ("arrived_at,num_prefill_tokens\n0,1\n", "column 'num_decode_tokens' of format vidur is missing"),
@@ -302,7 +302,7 @@ def test_bad_calendar_time(tmp_path: Path) -> None:
         ('{"a": 1}\n', "columns a are of no known format"),
         (f"{VIDUR_HEADER}\n0,1,1,1\n", "4 fields, but the header has 3"),
         (f'{VIDUR_HEADER}\n0,"1,1\n', "cannot be parsed as CSV"),
-        (gzip.compress(csv_bytes([(0.5, 1, 1)] * 50))[:-20], "truncated gzip"),
+        (gzip.compress(csv_bytes([(0.5, 1, 1)] * 50), mtime=0)[:-20], "truncated gzip"),
         (b"\x1f\x8bnot gzip at all", "truncated gzip"),
         (bytes(range(256)) * 8, "neither text nor Parquet"),
         (b"\xff\xfe\xfa,\n" * 10, "neither text nor Parquet"),
