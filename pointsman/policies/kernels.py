@@ -166,16 +166,24 @@ def forbid_without_room(sim, policy, scores, num_prefill):
 @kernel
 def lowest(sim, scores, is_tie_random):
     """The replica with the lowest score, or -1 if all are forbidden."""
-    best = FORBIDDEN
-    num_ties = 0
-    for k in range(sim.num_replicas):
-        if scores[k] < best:
-            best = scores[k]
-            num_ties = 1
-        elif scores[k] == best:
-            num_ties += 1
+    # Four minima side by side do not wait for each other; with 1,024 replicas this is what a decision costs.
+    a = b = c = d = FORBIDDEN
+    k = 0
+    while k + 3 < sim.num_replicas:
+        a = min(a, scores[k])
+        b = min(b, scores[k + 1])
+        c = min(c, scores[k + 2])
+        d = min(d, scores[k + 3])
+        k += 4
+    while k < sim.num_replicas:
+        a = min(a, scores[k])
+        k += 1
+    best = min(min(a, b), min(c, d))
     if best == FORBIDDEN:
         return -1
+    num_ties = 0
+    for k in range(sim.num_replicas):
+        num_ties += scores[k] == best
     skip = next_random(sim) % num_ties if is_tie_random and num_ties > 1 else 0
     k = 0
     while scores[k] != best or skip > 0:

@@ -179,6 +179,23 @@ def test_busy_time_of_a_replica_that_slows_down_in_the_middle_of_a_step() -> Non
     assert run.replicas["busy_s"][0] == pytest.approx(batch_times(run, 0)[1].sum())
 
 
+def test_busy_time_of_a_pipeline_is_the_mean_over_its_stages() -> None:
+    scheduler = {"kind": "vllm-v1", "num_blocks": 100, "pipeline_stages": 2}
+    cluster = make_cluster(replicas=1, scheduler=scheduler, cost=FIXED)
+    run = Run(cluster, make_workload([0.0, 0.1, 0.2], 5, 7)).to_end()
+    assert run.replicas["busy_s"][0] == pytest.approx(STEP_S * run.sim.num_batches)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="BUG: a step cut short by a failure counts as busy for its whole length"
+)
+def test_busy_time_of_a_replica_that_fails_in_the_middle_of_a_step() -> None:
+    cluster = make_cluster(cost={"kind": "linear", "a": 10.0}, events=[event(1.0, "fail")])
+    run = Run(cluster, make_workload([0.0], 5, 1)).to_end()
+    assert run.requests["completed_at"][0] == 11.0
+    assert run.replicas["busy_s"].tolist() == [1.0, 10.0]
+
+
 @pytest.mark.parametrize("kind", ["slow", "fail", "drain", "join"])
 def test_event_at_the_instant_of_an_arrival_goes_first(kind: str) -> None:
     """The request arrives at 1.0, when replica 0 changes: it is already slow, gone, or there."""

@@ -83,6 +83,21 @@ def test_gauges_stand_still_during_a_step() -> None:
     assert seen[12.0] == [1.0, 3.0]
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_scrape_at_the_instant_a_step_ends_sees_the_time_before(num_replicas: int) -> None:
+    """The first step ends with the second scrape; what it leaves behind shows in the third."""
+    cluster = make_cluster(
+        replicas=num_replicas,
+        cost={"kind": "linear", "a": 0.5},
+        signals={"scrape_interval_s": 0.5, "scrape_delay_s": 0.0},
+    )
+    times = np.repeat([0.0, 0.6, 1.1], num_replicas)
+    run = Run(cluster, make_workload(times, 16, 9), None)
+    seen = {time: gauges[0].tolist() for time, gauges, _ in record_gauges(run, num_replicas)}
+    assert seen[0.6] == [0.0] * num_replicas
+    assert seen[1.1] == [1.0] * num_replicas
+
+
 def test_oracle_shows_the_present() -> None:
     cluster = make_cluster(replicas=3, scheduler=TINY, signals={"oracle": True})
     run = Run(cluster, random_workload(300, 80.0), None)
@@ -141,9 +156,13 @@ def test_length_of_an_answer_is_unknown_until_it_ends(kind: str, request_id: int
         ends.append(float(run.requests["completed_at"][request_id]))
     started = run.requests["scheduled_at"][request_id]
     before_end = [[seen for seen in table if seen[0] < min(ends)] for table in tables]
-    assert before_end[0] == before_end[1]
+    assert len(before_end[0]) == len(before_end[1])
+    for number, (first, second) in enumerate(zip(*before_end, strict=True)):
+        is_same = first == second
+        assert is_same, f"decision {number}"
     assert sum(time > started for time, _ in before_end[0]) > 3
-    assert tables[0] != tables[1]
+    is_same = tables[0] == tables[1]
+    assert not is_same
 
 
 @pytest.mark.parametrize("policy", HEURISTICS)
