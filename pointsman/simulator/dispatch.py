@@ -162,6 +162,8 @@ def fail(sim, k):
                 give_back(sim, k, entry_at(batch.entries, entry).request)
         batch.is_used = 0
         stage = stage_at(replica.stages, slot)
+        if stage.is_busy:
+            replica.busy_s += (sim.now - stage.busy_since) / replica.num_stages
         stage.is_busy = 0
         stage.num_queued = 0
     forget_stage_ends(sim, k)

@@ -133,11 +133,12 @@ def step_alone(sim, k):
     """
     replica = replica_at(sim.replicas, k)
     stage = stage_at(replica.stages, 0)
+    replica.busy_s += sim.now - stage.busy_since
     is_news = end_batch(sim, k, 0)
     stage.is_busy = start_batch(sim, k, 0)
+    stage.busy_since = sim.now
     if stage.is_busy:
         duration = batch_at(replica.batches, 0).stage_s * replica.slowdown
-        replica.busy_s += duration
         replace_first(sim, sim.now + duration, encode(STAGE_END, k, 0, 0))
     else:
         drop_first(sim)
@@ -159,7 +160,7 @@ def stage_schedule(sim, k, stage):
         queue[position] = queue[position + 1]
     state.is_busy = 1
     duration = batch_at(replica.batches, slot).stage_s * replica.slowdown
-    replica.busy_s += duration / replica.num_stages
+    state.busy_since = sim.now
     push_later(sim, sim.now + duration, encode(STAGE_END, k, stage, slot))
     sim.num_live += 1
 
@@ -167,7 +168,9 @@ def stage_schedule(sim, k, stage):
 @kernel
 def stage_end(sim, k, stage, slot):
     replica = replica_at(sim.replicas, k)
-    stage_at(replica.stages, stage).is_busy = 0
+    state = stage_at(replica.stages, stage)
+    state.is_busy = 0
+    replica.busy_s += (sim.now - state.busy_since) / replica.num_stages
     if replica.num_stages > 1:  # a single stage has nothing queued
         push_now(sim, encode(STAGE_SCHEDULE, k, stage, 0))
     if stage + 1 < replica.num_stages:

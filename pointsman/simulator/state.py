@@ -215,6 +215,7 @@ STAGE = np.dtype(
         ("queue", "i8"),  # [G] i4: batches that wait for the stage
         ("num_queued", "i4"),
         ("is_busy", "i4"),
+        ("busy_since", "f8"),
     ],
     align=True,
 )

@@ -186,9 +186,6 @@ def test_busy_time_of_a_pipeline_is_the_mean_over_its_stages() -> None:
     assert run.replicas["busy_s"][0] == pytest.approx(STEP_S * run.sim.num_batches)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: a step cut short by a failure counts as busy for its whole length"
-)
 def test_busy_time_of_a_replica_that_fails_in_the_middle_of_a_step() -> None:
     cluster = make_cluster(cost={"kind": "linear", "a": 10.0}, events=[event(1.0, "fail")])
     run = Run(cluster, make_workload([0.0], 5, 1)).to_end()
