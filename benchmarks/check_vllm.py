@@ -170,7 +170,6 @@ def run_vllm(case: Case, model: ModelConfig) -> tuple[list[Step], list[Served]]:
         str(i): Request(str(i), [0] * prompt, SamplingParams(max_tokens=int(output), ignore_eos=True), None)
         for i, (prompt, output) in enumerate(lengths)
     }
-    in_order = list(requests.values())
     scheduled_at: dict[str, float] = {}
     first_token_at: dict[str, float] = {}
     completed_at: dict[str, float] = {}
@@ -180,7 +179,7 @@ def run_vllm(case: Case, model: ModelConfig) -> tuple[list[Step], list[Served]]:
         if not scheduler.has_unfinished_requests():
             now = max(now, arrived_at[num_arrived])
         while num_arrived < len(requests) and arrived_at[num_arrived] <= now:
-            scheduler.add_request(in_order[num_arrived])
+            scheduler.add_request(requests[str(num_arrived)])
             num_arrived += 1
 
         decoding = {request.request_id for request in scheduler.running if not request.is_prefill_chunk}

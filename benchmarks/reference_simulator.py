@@ -386,6 +386,8 @@ class VllmV1Scheduler:
         budget = self.max_num_batched_tokens
         running = replica.running
         num_running_before = len(running)
+        is_alone = len(running) + len(replica.waiting) == 1
+        max_chunk = self.max_num_batched_tokens if is_alone else self.max_chunk
 
         position = 0
         while position < len(running) and budget > 0:
@@ -397,7 +399,7 @@ class VllmV1Scheduler:
                 chunk = 1
                 num_kv_tokens = request.num_processed  # the token emitted last is computed now
             else:
-                chunk = min(request.num_prefill - request.num_processed, self.max_chunk, budget)
+                chunk = min(request.num_prefill - request.num_processed, max_chunk, budget)
                 num_kv_tokens = request.num_processed + chunk
             num_new_blocks = ceil_div(num_kv_tokens, replica.block_size) - request.num_blocks
             if num_new_blocks > 0:
@@ -416,7 +418,7 @@ class VllmV1Scheduler:
             if num_prompt_blocks + watermark_blocks > replica.num_free_blocks:
                 break
             replica.waiting.popleft()
-            chunk = min(request.num_prefill, self.max_chunk, budget)
+            chunk = min(request.num_prefill, max_chunk, budget)
             replica.allocate(request, ceil_div(chunk, replica.block_size))
             running.append(request)
             requests.append(request)

@@ -322,11 +322,11 @@ def form_orca(sim, k, slot):
 
 
 @kernel
-def chunk_of(replica, request, budget):
+def chunk_of(request, limit, budget):
     """Prompt tokens vLLM would run now."""
     wanted = request.prefill - request.processed
-    if 0 < replica.long_prefill_tokens < wanted:
-        wanted = replica.long_prefill_tokens
+    if 0 < limit < wanted:
+        wanted = limit
     return min(wanted, budget)
 
 
@@ -335,10 +335,12 @@ def form_vllm_v1(sim, k, slot):
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
     num_preemptions = sim.num_preemptions
-    budget = run_lazily_v1(sim, k, slot) if batch.is_lazy else -1
+    # The limit on long prompts protects others: a request that is alone may use the whole budget.
+    limit = replica.long_prefill_tokens if replica.num_running + replica.num_waiting > 1 else 0
+    budget = run_lazily_v1(sim, k, slot, limit) if batch.is_lazy else -1
     if budget < 0:
         batch.is_lazy = 0
-        budget = run_exactly_v1(sim, k, slot)
+        budget = run_exactly_v1(sim, k, slot, limit)
     if sim.num_preemptions > num_preemptions:
         return
     while replica.num_waiting > 0 and budget > 0 and replica.num_running < replica.max_seqs:
@@ -348,7 +350,7 @@ def form_vllm_v1(sim, k, slot):
         full = blocks_for(request.prefill, replica.block_size)
         if full + watermark > replica.num_blocks - replica.used_blocks:
             break
-        chunk = chunk_of(replica, request, budget)
+        chunk = chunk_of(request, limit, budget)
         budget -= chunk
         i = admit(sim, k, blocks_for(chunk, replica.block_size))
         append_running(sim, k, i)
@@ -357,7 +359,7 @@ def form_vllm_v1(sim, k, slot):
 
 
 @kernel
-def run_lazily_v1(sim, k, slot):
+def run_lazily_v1(sim, k, slot, limit):
     """Schedule all running requests at once; returns the budget left, or -1 if someone would be left out."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -372,7 +374,7 @@ def run_lazily_v1(sim, k, slot):
                 return -1
             budget -= 1
         else:
-            chunk = chunk_of(replica, request, budget)
+            chunk = chunk_of(request, limit, budget)
             budget -= chunk
             num_new_blocks += blocks_for(request.processed + chunk, replica.block_size)
             num_new_blocks -= blocks_for(request.processed, replica.block_size)
@@ -385,7 +387,7 @@ def run_lazily_v1(sim, k, slot):
         if request_at(sim.requests, i).is_decoding:
             left -= 1
         else:
-            chunk = chunk_of(replica, request_at(sim.requests, i), left)
+            chunk = chunk_of(request_at(sim.requests, i), limit, left)
             left -= chunk
             if chunk > 0:
                 add_prefill(sim, k, slot, i, chunk)
@@ -405,7 +407,7 @@ def last_evictable(sim, k):
 
 
 @kernel
-def run_exactly_v1(sim, k, slot):
+def run_exactly_v1(sim, k, slot, limit):
     """Walk the running list as vLLM does, preempting from its end; returns the budget left."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
@@ -421,7 +423,7 @@ def run_exactly_v1(sim, k, slot):
             chunk = 1
             num_new_blocks = 1 if (num_processed(sim, k, i) - 1) % replica.block_size == 0 else 0
         else:
-            chunk = chunk_of(replica, request, budget)
+            chunk = chunk_of(request, limit, budget)
             num_new_blocks = blocks_for(request.processed + chunk, replica.block_size)
             num_new_blocks -= blocks_for(request.processed, replica.block_size)
         last = replica.num_running
