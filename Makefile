@@ -12,6 +12,8 @@ setup: .venv/.ready
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pointsman needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv .venv
+	# PyTorch first and by itself: the CPU build of this very version satisfies whatever asks for it later.
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 

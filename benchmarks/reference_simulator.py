@@ -163,13 +163,13 @@ class Replica:
     )
 
     def __init__(
-        self, replica_id: int, num_blocks: int, block_size: int, watermark: float, num_stages: int
+        self, replica_id: int, num_blocks: int, block_size: int, watermark_blocks: int, num_stages: int
     ) -> None:
         self.replica_id = replica_id
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_free_blocks = num_blocks
-        self.watermark_blocks = int(watermark * num_blocks)
+        self.watermark_blocks = watermark_blocks
         self.num_holders = 0  # requests that hold blocks
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -660,7 +660,9 @@ def simulate(
             arrived_at, num_prefill_tokens, num_decode_tokens, strict=True
         )
     ]
-    cluster = [Replica(i, num_blocks, block_size, watermark, pipeline_stages) for i in range(replicas)]
+    # vLLM counts a block that nobody may use.
+    watermark_blocks = int(watermark * (num_blocks + (scheduler == "vllm-v1")))
+    cluster = [Replica(i, num_blocks, block_size, watermark_blocks, pipeline_stages) for i in range(replicas)]
     simulation = Simulation(
         requests, cluster, policies[scheduler](), ROUTERS[router](cluster), LinearCost(*cost), log_batches
     )

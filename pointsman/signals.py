@@ -23,6 +23,15 @@ class Signal(NamedTuple):
     meaning: str
 
 
+class Feature(NamedTuple):
+    """One number of an observation, made from signals and scaled to be comparable with the others."""
+
+    name: str
+    unit: str
+    group: str  # switched off together in ablations, permuted together in `explain`
+    meaning: str
+
+
 SIGNALS = (
     Signal("outstanding", "requests", "own", "sent and not finished"),
     Signal("waiting", "requests", "own", "sent, first token not seen yet"),

@@ -1,11 +1,16 @@
-"""The base of every configuration model: unknown keys are errors, and errors are one readable line."""
+"""The base of every configuration model: unknown keys are errors, and errors are one readable line.
+
+And where configurations come from: YAML files, and `key=value` on the command line.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pointsman.errors import InputError
@@ -47,6 +52,44 @@ def one_of(where: str, models: tuple[type[Spec], ...]) -> Callable[[Any], Any]:
         return parse_spec(by_kind[kind], data, where)
 
     return validate
+
+
+def read_yaml(path: Path, first_key: str) -> dict[str, Any]:
+    """The keys of a configuration file."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("CONFIG", str(path), "no such file", "check the path") from None
+    except IsADirectoryError:
+        raise InputError("CONFIG", str(path), "is a directory", "name a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("CONFIG", str(path), f"cannot be read ({error})", "name a YAML text file") from None
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise InputError("CONFIG", str(path), f"not valid YAML ({problem})", "correct the file") from None
+    if not isinstance(data, dict):
+        raise InputError("CONFIG", str(path), "does not hold keys", f"start with `{first_key}:`")
+    return data
+
+
+def apply_override(data: dict[str, Any], override: str, example: str) -> None:
+    """Set what `key=value` says, the key with dots, the value in YAML."""
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise InputError("--set", override, "is not key=value", f"for example --set {example}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"--set {key}", text, "is not a YAML value", "quote it") from None
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = data.setdefault(parent, {})
+        if isinstance(inner, str):  # a kind or the path of a trace, written short
+            inner = data[parent] = {"path" if parent == "trace" else "kind": inner}
+        if not isinstance(inner, dict):
+            raise InputError(f"--set {key}", value, f"{parent} is not a section", "set it as a whole")
+        data = inner
+    data[last] = value
 
 
 def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> InputError:

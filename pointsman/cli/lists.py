@@ -33,19 +33,30 @@ def plain_table(*headers: str, right: Sequence[str] = ()) -> Table:
 
 
 def scenarios(as_json: AsJson = False) -> None:
-    """List the named scenarios.
+    """List the named scenarios, and those that nothing is ever tuned or trained on.
 
     Example: pointsman scenarios
     """
-    from pointsman.evaluation.scenarios import SCENARIOS
+    from pointsman.evaluation.scenarios import SCENARIOS, SUITES, UNSEEN
 
+    known = {**SCENARIOS, **UNSEEN}
     if as_json:
-        print_json([{"name": one.name, "what": one.what} for one in SCENARIOS.values()])
+        suites = {name: [suite for suite, names in SUITES.items() if name in names] for name in known}
+        rows = [{"name": one.name, "what": one.what, "suites": suites[one.name]} for one in known.values()]
+        print_json(rows)
         return
+    console = stdout()
     table = plain_table("scenario", "what")
     for one in SCENARIOS.values():
         table.add_row(one.name, one.what)
-    stdout().print(table)
+    console.print(table, "")
+    unseen = plain_table("never trained on", "what")
+    for one in UNSEEN.values():
+        unseen.add_row(one.name, one.what)
+    console.print(unseen, "")
+    for suite, names in SUITES.items():
+        what = "every named scenario" if suite == "all" else ", ".join(names)
+        console.print(f"[bold]--suite {suite}[/bold]: {what}")
 
 
 def policies(

@@ -1,7 +1,8 @@
 """The command `pointsman`.
 
-Exit status: 0 done, 2 bad input (one line on stderr says what and how to correct it), 130 interrupted. Heavy
-imports (numba, polars, plotly) happen inside commands, so that --help answers at once.
+Exit status: 0 done, 1 a training run went wrong, 2 bad input (one line on stderr says what and how to correct
+it), 130 interrupted. Heavy imports (numba, polars, plotly, torch) happen inside commands, so that --help
+answers at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated
 import typer
 
 from pointsman import __version__
-from pointsman.cli import capacity, compare, lists, simulate
+from pointsman.cli import audit, capacity, compare, evaluate, explain, lists, simulate, train, tune
 from pointsman.cli.console import say, warnings_as_lines
 from pointsman.errors import InputError
 
@@ -31,6 +32,11 @@ app = typer.Typer(
 )
 app.command()(simulate.simulate)
 app.command()(compare.compare)
+app.command()(evaluate.evaluate)
+app.command()(tune.tune)
+app.command()(train.train)
+app.command()(explain.explain)
+app.command("audit-features")(audit.audit_features)
 app.command()(capacity.capacity)
 app.command()(lists.scenarios)
 app.command()(lists.policies)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -11,6 +13,10 @@ from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from pointsman.config import Config
+    from pointsman.evaluation.objective import Objective
+    from pointsman.evaluation.scenarios import Scenario
+
+NUM_SEEDS = 16
 
 ConfigFile = Annotated[
     Path | None,
@@ -22,6 +28,30 @@ Overrides = Annotated[
 ]
 ScenarioName = Annotated[
     str | None, typer.Option("--scenario", metavar="NAME", help="A named scenario instead of a file.")
+]
+ScenarioNames = Annotated[
+    list[str] | None,
+    typer.Option("--scenario", metavar="NAME", help="A named scenario; repeat it, or give `all`."),
+]
+Suite = Annotated[
+    str | None,
+    typer.Option("--suite", metavar="NAME", help="all: every named scenario; generalisation: unseen ones."),
+]
+NumSeeds = Annotated[
+    int, typer.Option("--seeds", metavar="N", help="Runs of each policy, from seed 1000 on.")
+]
+NumThreads = Annotated[
+    int, typer.Option("--threads", metavar="N", help="0 = one for each core; the result is the same.")
+]
+ObjectiveName = Annotated[
+    str | None,
+    typer.Option(
+        "--objective", metavar="NAME", help="balanced, mean, tail or slo: what a second of waiting costs."
+    ),
+]
+OutDir = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Write results.json, table.md and report.html with plots."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -48,3 +78,72 @@ def both_given(file: Path) -> InputError:
 def base_dir(file: Path | None) -> Path | None:
     """Where relative paths of the configuration start; None = here."""
     return file.parent if file is not None else None
+
+
+class Situation(NamedTuple):
+    """What policies are judged on: `configs` are the same but for their seed."""
+
+    name: str
+    what: str
+    configs: list[Config]
+
+
+def situations(
+    file: Path | None, scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int]
+) -> list[Situation]:
+    """The file, or else each of the scenarios."""
+    from pointsman.config import load_config
+
+    if file is not None:
+        config = load_config(file, overrides)
+        configs = [config.model_copy(update={"seed": seed}) for seed in seeds]
+        return [Situation(file.stem, str(file), configs)]
+    return [
+        Situation(one.name, one.what, [one.config(seed, overrides) for seed in seeds]) for one in scenarios
+    ]
+
+
+def chosen_scenarios(file: Path | None, names: Sequence[str], suite: str | None = None) -> list[Scenario]:
+    """Those named, or of the suite; none beside a file, and the default where nothing is given."""
+    from pointsman.evaluation.scenarios import DEFAULT, find_scenario, find_suite
+
+    if file is not None:
+        if names or suite:
+            raise both_given(file)
+        return []
+    if suite is not None:
+        if names:
+            raise InputError("--suite", suite, "given beside --scenario", "name one of the two")
+        return find_suite(suite)
+    if "all" in names:
+        return find_suite("all")
+    return [find_scenario(name) for name in dict.fromkeys(names or [DEFAULT])]
+
+
+def report_seeds(num_seeds: int) -> range:
+    from pointsman.evaluation.scenarios import REPORT_SEEDS
+
+    if not 1 <= num_seeds <= len(REPORT_SEEDS):
+        raise InputError("--seeds", num_seeds, "is out of range", f"use 1 to {len(REPORT_SEEDS)}")
+    return REPORT_SEEDS[:num_seeds]
+
+
+def refuse_seed(overrides: Sequence[str], remedy: str) -> None:
+    for override in overrides:
+        if override.split("=")[0] == "seed":
+            value = override.partition("=")[2]
+            raise InputError("--set seed", value, "this command has seeds of its own", remedy)
+
+
+def num_threads(asked: int) -> int:
+    """As many as this process may use, where the system tells, if none are asked for."""
+    if asked < 0:
+        raise InputError("--threads", asked, "is negative", "use 0 for one thread a core")
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return asked or (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+
+
+def objective_named(name: str | None) -> Objective | None:
+    from pointsman.evaluation.objective import find_objective
+
+    return find_objective(name) if name is not None else None

@@ -158,7 +158,7 @@ def _print_summary(prepared: Prepared, outcome: Outcome, wall_s: float) -> None:
     )
     line(
         "router",
-        f"{config.policy.kind}: held {percent(metrics['held_share'])} of the requests, "
+        f"{config.policy.label}: held {percent(metrics['held_share'])} of the requests, "
         f"{number(metrics['held_mean_s'])} s each; sent {metrics['resent']:,.0f} again",
     )
     rate = f"{metrics['num_requests'] / wall_s:,.0f} requests/s"

@@ -26,6 +26,7 @@ from pointsman.evaluation.bootstrap import (
     with_intervals,
 )
 from pointsman.evaluation.metrics import latency
+from pointsman.evaluation.objective import Objective
 from pointsman.evaluation.simulate import Outcome, Prepared, prepare, simulate
 from pointsman.policies.spec import HEURISTICS, PolicySpec
 from pointsman.signals import SIGNAL_INDEX, SIGNALS
@@ -33,6 +34,7 @@ from pointsman.spec import parse_spec
 
 # What a table shows first: the two latencies a user feels, their mean and their tail.
 HEADLINES = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s")
+COST = "cost"  # where an objective is asked for, also what it says
 CURVES = ("ttft", "e2e")
 
 NEED_CONFIGURATION = ("linear-score",)
@@ -92,7 +94,11 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
-        return [policy.kind for policy in self.policies]
+        return [policy.label for policy in self.policies]
+
+    @property
+    def headlines(self) -> tuple[str, ...]:
+        return (*HEADLINES, COST) if COST in self.metrics[self.baseline] else HEADLINES
 
     def mean(self, policy: str, metric: str) -> float:
         return float(np.mean(self.metrics[policy][metric]))
@@ -104,12 +110,13 @@ class Comparison:
     @cached_property
     def ratios(self) -> dict[str, dict[str, Ratio]]:
         """By policy and metric, to the baseline."""
-        names = list(self.metrics[self.baseline])
-        baseline = self.table(self.baseline, names)
-        return {
-            policy: dict(zip(names, paired_ratios(self.table(policy, names), baseline), strict=True))
-            for policy in self.names
-        }
+        return {policy: self.ratios_between(policy, self.baseline) for policy in self.names}
+
+    def ratios_between(self, policy: str, other: str) -> dict[str, Ratio]:
+        """By metric, of one policy's means to another's."""
+        names = list(self.metrics[policy])
+        ratios = paired_ratios(self.table(policy, names), self.table(other, names))
+        return dict(zip(names, ratios, strict=True))
 
     def is_oracle(self, policy: str) -> bool:
         """Whether it sees what no router can know."""
@@ -117,13 +124,13 @@ class Comparison:
             return True
         spec = self.policies[self.names.index(policy)]
         oracles = [name for name in spec.weights if SIGNALS[SIGNAL_INDEX[name]].source == "oracle"]
-        return policy == "vidur-lor" or bool(oracles)
+        return spec.kind == "vidur-lor" or bool(oracles)
 
 
 def choose_policies(names: Sequence[str] | None, baseline: str, first: Prepared) -> list[PolicySpec]:
     """The policies named, or every one that works without configuration; the baseline is always there.
 
-    Options of the configuration's own `policy:` section (weights, limits) hold for all that have them.
+    Each is there once, under a name of its own.
     """
     own = first.config.policy
     if names is None:
@@ -131,16 +138,37 @@ def choose_policies(names: Sequence[str] | None, baseline: str, first: Prepared)
         if first.workload.session.max(initial=-1) < 0:
             left_out |= set(NEED_SESSIONS)
         names = [name for name in HEURISTICS if name not in left_out or name == own.kind]
-    wanted = dict.fromkeys(names if baseline in names else [baseline, *names])
-    options = own.model_dump(exclude={"kind", "weights"})
-    return [
-        parse_spec(
-            PolicySpec,
-            {"kind": name, **options, "weights": own.weights if name == own.kind else {}},
-            "policy",
-        )
-        for name in wanted
-    ]
+        names += [own.label] if own.kind not in HEURISTICS else []
+    wanted: dict[str, PolicySpec] = {}
+    for spec in (policy_named(name, own) for name in names):
+        wanted.setdefault(_identity(spec), spec)
+    first_spec = policy_named(baseline, own)
+    if _identity(first_spec) not in wanted:
+        wanted = {_identity(first_spec): first_spec, **wanted}
+    return _with_unique_names(list(wanted.values()))
+
+
+def _with_unique_names(specs: Sequence[PolicySpec]) -> list[PolicySpec]:
+    """Two files of the same name become `tuned` and `tuned-2`."""
+    renamed: dict[str, PolicySpec] = {}
+    for spec in specs:
+        name, number = spec.label, 2
+        while name in renamed:
+            name, number = f"{spec.label}-{number}", number + 1
+        renamed[name] = spec if name == spec.label else spec.model_copy(update={"name": name})
+    return list(renamed.values())
+
+
+def policy_named(name: str, own: PolicySpec) -> PolicySpec:
+    """A policy by its name or path. Limits of the configuration's `own` policy hold for all heuristics."""
+    if name in (own.kind, own.label):
+        return own
+    options = own.model_dump(include={"kv_limit", "prefill_limit_tokens"}) if name in HEURISTICS else {}
+    return parse_spec(PolicySpec, {"kind": name, **options}, "policy")
+
+
+def _identity(policy: PolicySpec) -> str:
+    return policy.model_dump_json(exclude={"name"})
 
 
 def compare(
@@ -152,32 +180,37 @@ def compare(
     base_dir: Path | None = None,
     num_threads: int = 1,
     progress: Shares | None = None,
+    objective: Objective | None = None,
 ) -> Comparison:
-    """`configs`: the same situation, one a seed."""
+    """`configs`: the same situation, one a seed. With an objective, its `cost` is one of the metrics."""
     first = prepare(configs[0], base_dir)
     specs = choose_policies(policies, baseline, first)
+    wanted = _identity(policy_named(baseline, first.config.policy))
     if first.config.workload.trace is not None and len(configs) > 1:
         text = f"{name}: a trace is the same for every seed; intervals only show how random ties are broken"
         warnings.warn(PointsmanWarning(text), stacklevel=2)
-    metrics: dict[str, dict[str, list[float]]] = {spec.kind: {} for spec in specs}
-    curves = {spec.kind: {curve: LatencyHistogram() for curve in CURVES} for spec in specs}
+    metrics: dict[str, dict[str, list[float]]] = {spec.label: {} for spec in specs}
+    curves = {spec.label: {curve: LatencyHistogram() for curve in CURVES} for spec in specs}
     for runs in _batches(configs, specs, first, base_dir):
         share = len(runs) / (len(configs) * len(specs))
         for run, outcome in zip(runs, _run(runs, num_threads, share, progress), strict=True):
-            policy = run.config.policy.kind
+            policy = run.config.policy.label
             for metric, value in outcome.metrics.items():
                 metrics[policy].setdefault(metric, []).append(value)
             for curve, histogram in curves[policy].items():
                 histogram.add(latency(outcome.requests, curve))
     _warn_unfinished(name, metrics)
+    tables = {policy: {key: np.array(row) for key, row in table.items()} for policy, table in metrics.items()}
+    if objective is not None:
+        tables = {policy: table | {COST: objective.cost(table)} for policy, table in tables.items()}
     return Comparison(
         name,
         what,
         tuple(config.seed for config in configs),
         tuple(configs),
         tuple(specs),
-        baseline,
-        {policy: {key: np.array(row) for key, row in table.items()} for policy, table in metrics.items()},
+        next(spec.label for spec in specs if _identity(spec) == wanted),
+        tables,
         curves,
     )
 
@@ -213,16 +246,22 @@ def _warn_unfinished(name: str, metrics: Mapping[str, Mapping[str, Sequence[floa
 
 
 def geometric_means(comparisons: Sequence[Comparison], metric: str) -> dict[str, Ratio]:
-    """For each policy in all comparisons, the geometric mean of its ratios to the baseline.
+    """For each policy in all comparisons, the geometric mean of its ratios to the baseline."""
+    in_all = [name for name in comparisons[0].names if all(name in one.names for one in comparisons)]
+    baseline = comparisons[0].baseline
+    return {policy: geometric_mean(comparisons, [metric], policy, baseline)[0] for policy in in_all}
+
+
+def geometric_mean(
+    comparisons: Sequence[Comparison], metrics: Sequence[str], policy: str, other: str
+) -> list[Ratio]:
+    """For each metric, of one policy's ratios to another's.
 
     Seeds are resampled together: scenarios with the same lengths share them for the same seed.
     """
-    in_all = [name for name in comparisons[0].names if all(name in one.names for one in comparisons)]
-    means = {}
-    for policy in in_all:
-        pairs = [(one.table(policy, [metric]), one.table(one.baseline, [metric])) for one in comparisons]
-        ratios = [np.log(ratios_of_means(values, baseline)) for values, baseline in pairs]
-        samples = [np.log(resampled_ratios(values, baseline)) for values, baseline in pairs]
-        mean, spread = np.exp(np.mean(ratios, axis=0)), np.exp(np.mean(samples, axis=0))
-        means[policy] = with_intervals(mean, spread, len(comparisons[0].seeds))[0]
-    return means
+    pairs = [(one.table(policy, metrics), one.table(other, metrics)) for one in comparisons]
+    with np.errstate(divide="ignore"):  # a share of 0, such as of held requests
+        ratios = [np.log(ratios_of_means(values, others)) for values, others in pairs]
+        samples = [np.log(resampled_ratios(values, others)) for values, others in pairs]
+    mean, spread = np.exp(np.mean(ratios, axis=0)), np.exp(np.mean(samples, axis=0))
+    return with_intervals(mean, spread, len(comparisons[0].seeds))

@@ -6,6 +6,8 @@ Times are seconds and end in `_s`. Every request of the workload counts; a run i
 - `tpot`: (last - first token) / (output tokens - 1), per request with at least two output tokens.
 - `tbt`: time between two tokens of a stream, per token, from a histogram with bins 1 to 1.6 % wide; stalls of
   preempted requests count.
+- `slo_excess`: seconds by which the first token came after its limit, and the stream ended after its own.
+- `ttft_square`: TTFT squared, what the age of waiting requests adds up to (objective.py).
 """
 
 from __future__ import annotations
@@ -43,6 +45,16 @@ def latency(requests: Any, name: str) -> Floats:
     return seconds
 
 
+def slo_excess(requests: Any, slo: SloSpec) -> Floats:
+    """[num_finished] seconds by which the first token and then the stream were late."""
+    is_done = requests["completed_at"] >= 0
+    allowed_s = slo.tpot_s * (requests["num_decode"][is_done] - 1)
+    streamed_s = requests["completed_at"][is_done] - requests["first_token_at"][is_done]
+    excess: Floats = np.maximum(0.0, latency(requests, "ttft") - slo.ttft_s)
+    excess += np.maximum(0.0, streamed_s - allowed_s)
+    return excess
+
+
 def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     """All metrics of cluster i after its run."""
     sim, requests = clusters.sims[i], clusters.requests[i]
@@ -65,6 +77,8 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     replicas = clusters.replicas[i]
     shares = replicas["num_sent"] / max(1, replicas["num_sent"].sum())
     return metrics | {
+        "ttft_square_mean_s2": _mean(np.square(latency(requests, "ttft"))),
+        "slo_excess_mean_s": _mean(slo_excess(requests, slo)),
         "requests_per_s": float(sim.num_completed) / duration_s,
         "tokens_per_s": num_tokens / duration_s,
         "goodput_per_s": float(is_good.sum()) / duration_s,
@@ -81,6 +95,10 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
         "batches": float(sim.num_batches),
         "decisions": float(sim.num_decisions),
     }
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else float("nan")
 
 
 def _summary(name: str, values: Floats) -> dict[str, float]:

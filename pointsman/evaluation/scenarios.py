@@ -1,7 +1,8 @@
 """Named situations to judge a policy by: a cluster, its traffic, and what happens to it.
 
 Seeds come in two blocks that never mix. Whatever is tuned, trained or selected may look at `SELECTION_SEEDS`
-only; what is reported (`pointsman compare`) comes from `REPORT_SEEDS`.
+only; what is reported (`pointsman compare`, `evaluate`) comes from `REPORT_SEEDS`. In the same spirit,
+nothing is ever tuned or trained on the scenarios in `UNSEEN`: they show how far a policy generalises.
 
 A scenario is small enough for seconds (8,000 requests, about five simulated minutes of four replicas) and
 long enough for a P99; wide clusters and uneven traffic get more requests, so that the time they cover stays
@@ -13,6 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,9 +80,10 @@ def expected_window_s(config: Config) -> float:
 
 
 def find_scenario(name: str) -> Scenario:
-    if name in SCENARIOS:
-        return SCENARIOS[name]
-    near = difflib.get_close_matches(name, SCENARIOS, n=1)
+    known = {**SCENARIOS, **UNSEEN}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
     remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SCENARIOS)}"
     raise InputError("--scenario", name, "unknown scenario", remedy)
 
@@ -115,8 +118,14 @@ def _copied(data: Any) -> Any:
     return [_copied(value) for value in data] if isinstance(data, list) else data
 
 
-def _random_hardware(seed: int) -> Data:
-    """4 to 8 replicas, each on any device of the catalogue that holds the model and the longest request."""
+def find_suite(name: str) -> list[Scenario]:
+    if name not in SUITES:
+        raise InputError("--suite", name, "unknown suite", f"known: {', '.join(SUITES)}")
+    return [find_scenario(one) for one in SUITES[name]]
+
+
+def _random_hardware(seed: int, fewest: int = 4, most: int = 8, requests: int = 2 * NUM_REQUESTS) -> Data:
+    """Replicas, each on any device of the catalogue that holds the model and the longest request."""
     catalogue = load_catalogue()
     model = catalogue.model("Llama-3-8B")
 
@@ -129,10 +138,10 @@ def _random_hardware(seed: int) -> Data:
 
     devices = [name for name in sorted(catalogue.devices) if holds(name)]
     rng = np.random.default_rng([seed, 0xD1CE])  # not the stream that arrivals and lengths come from
-    drawn = rng.choice(devices, size=int(rng.integers(4, 9)))
+    drawn = rng.choice(devices, size=int(rng.integers(fewest, most + 1)))
     names, counts = np.unique(drawn, return_counts=True)
     groups = [{"device": str(name), "count": int(count)} for name, count in zip(names, counts, strict=True)]
-    return _fixed(_traffic(0.85, requests=2 * NUM_REQUESTS), replicas=groups)(seed)
+    return _fixed(_traffic(0.85, requests=requests), replicas=groups)(seed)
 
 
 def _events(*events: tuple[float, str, float]) -> list[Data]:
@@ -225,4 +234,41 @@ SCENARIOS: Mapping[str, Scenario] = {
             _fixed(_traffic(0.7), events=_FAILURE),
         ),
     )
+}
+
+UNSEEN: Mapping[str, Scenario] = {
+    name: Scenario(name, what, data)
+    for name, what, data in (
+        (
+            "summarization",
+            "long documents, summaries of a few hundred tokens, 0.85",
+            _fixed(_traffic(0.85, "long-summarization")),
+        ),
+        (
+            "large-model",
+            "Llama-3-70B on 6 replicas of 4 × H100, arrivals with a CV of 2 at 0.8",
+            _fixed(
+                _traffic(0.8, kind="gamma", cv=2.0),
+                model="Llama-3-70B",
+                device="H100",
+                tensor_parallel=4,
+                replicas=6,
+            ),
+        ),
+        (
+            "wide-hardware",
+            "16 replicas on devices drawn from the catalogue for each seed, 0.85",
+            partial(_random_hardware, fewest=16, most=16, requests=4 * NUM_REQUESTS),
+        ),
+        (
+            "wide-failure",
+            "one of 16 replicas is dead in the middle third of the run, 0.85",
+            _fixed(_traffic(0.85, requests=2 * NUM_REQUESTS), replicas=16, events=_FAILURE),
+        ),
+    )
+}
+
+SUITES: Mapping[str, tuple[str, ...]] = {
+    "all": tuple(SCENARIOS),
+    "generalisation": ("wide-16", "wide-64", "straggler", "failure", *UNSEEN),
 }

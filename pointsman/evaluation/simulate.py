@@ -16,8 +16,9 @@ from pointsman.config import Config
 from pointsman.errors import InputError
 from pointsman.evaluation.capacity import capacity_rps
 from pointsman.evaluation.metrics import measure
+from pointsman.policies.checkpoint import Checkpoint
 from pointsman.policies.rollout import run
-from pointsman.policies.spec import PolicyTables
+from pointsman.policies.spec import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
 from pointsman.simulator.replica import FAR
@@ -27,6 +28,7 @@ from pointsman.workload import Workload, build_workload
 NUM_PROGRESS_STEPS = 100
 NUM_LOGGED_BATCHES = 65_536  # how many `on_batches` gets at a time
 Progress = Callable[[int], None]  # gets the number of requests finished since the last call
+AnyPolicy = PolicySpec | Checkpoint
 BatchSink = Callable[[Any], None]  # gets batches [n] BATCH_LOG in the order in which they ended
 
 
@@ -75,10 +77,12 @@ def simulate(
     num_threads: int = 1,
     progress: Progress | None = None,
     on_batches: BatchSink | None = None,
+    policies: Sequence[AnyPolicy] | None = None,
 ) -> list[Outcome]:
     """Run every cluster to its end. The number of threads changes nothing but the time.
 
-    `on_batches` sees every batch of every replica; for a single cluster.
+    `on_batches` sees every batch of every replica; for a single cluster. `policies`, one for each cluster,
+    stand in for those of the configurations.
     """
     assert on_batches is None or len(prepared) == 1
     clusters = Clusters(
@@ -95,8 +99,10 @@ def simulate(
             on_batches(clusters.batch_logs[0][: sim.num_logged_batches])
             sim.num_logged_batches = 0
 
-    policies = PolicyTables([one.config.policy for one in prepared])
-    run_to_end(clusters, policies, num_threads, progress, drain_log)
+    tables = PolicyTables(
+        policies or [one.config.policy for one in prepared], max(len(one.plans) for one in prepared)
+    )
+    run_to_end(clusters, tables, num_threads, progress, drain_log)
     return [
         Outcome(
             measure(clusters, i, one.config.slo),

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import numpy as np
 
+from pointsman.policies.network import forward, network_at
+from pointsman.policies.observation import (
+    NUM_CONTEXT_FEATURES,
+    NUM_ENTITY_FEATURES,
+    delay_added,
+    has_room,
+    observe,
+)
 from pointsman.signals import (
     CONTEXT_TOKENS,
     DECODE_S_PER_TOKEN,
     EXPECTED_TOKENS,
-    KV_CAPACITY_TOKENS,
     NUM_SIGNALS,
     OUTSTANDING,
     PENDING_PREFILL_TOKENS,
     PREFILL_S_PER_TOKEN,
     QUEUE_LENGTH,
     SCRAPED_KV_USE,
-    STEP_FLOOR_S,
     WEIGHT,
 )
 from pointsman.simulator.book import derive_signals, length_class
 from pointsman.simulator.dispatch import can_take
 from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import float_list, float_table
+from pointsman.simulator.memory import byte_list, float_list, float_table, single_list, single_table
 from pointsman.simulator.state import NUM_LENGTH_CLASSES, request_at
 
 (
@@ -43,7 +49,8 @@ from pointsman.simulator.state import NUM_LENGTH_CLASSES, request_at
     HOLD_UNTIL_ROOM,
     LINEAR_SCORE,
     LEAST_DELAY,
-) = range(14)
+    LEARNED,
+) = range(15)
 
 FORBIDDEN = np.inf
 NUM_DRAWS = 64  # at random, before the replicas that may take the request are searched in order
@@ -54,9 +61,19 @@ POLICY = np.dtype(
     [
         ("kind", "i8"),
         ("reads_derived", "i8"),
-        ("kv_limit", "f8"),  # hold-until-room: share of the KV memory that may be booked
-        ("prefill_limit", "f8"),  # hold-until-room: prompt tokens that may wait on a replica
+        ("may_hold", "i8"),  # learned, as the next
+        ("hold_s", "f8"),  # a held request is decided anew when there is room, or after this
+        ("kv_limit", "f8"),  # room: share of the KV memory that may be booked
+        ("prefill_limit", "f8"),  # room: prompt tokens that may wait on a replica
         ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score
+        # Learned: addresses of the network and of its working memory for this cluster.
+        ("network", "i8"),
+        ("entities", "i8"),  # [R, F] f4
+        ("context", "i8"),  # [C] f4
+        ("legal", "i8"),  # [R + 1] u1
+        ("logits", "i8"),  # [R + 1] f4
+        ("scratch", "i8"),  # what `forward` asks for
+        ("state", "i8"),  # [W] f4: what a recurrent network remembers
     ],
     align=True,
 )
@@ -89,6 +106,8 @@ def choose(sim, policy):
         return smooth_round_robin(sim, i) + 1
     if kind == POWER_OF_TWO:
         return less_of_two(sim, i) + 1
+    if kind == LEARNED:
+        return by_network(sim, policy)
     if kind == SESSION_AFFINITY and request.session >= 0:
         return by_session(sim, int(request.session), i) + 1
     scores = float_list(sim.scores, sim.num_replicas)
@@ -102,6 +121,24 @@ def choose(sim, policy):
     if kind == HOLD_UNTIL_ROOM and not is_overdue:
         forbid_without_room(sim, policy, scores, request.num_prefill)
     return lowest(sim, scores, kind != VIDUR_LOR) + 1
+
+
+@kernel
+def by_network(sim, policy):
+    """The legal action with the highest logit."""
+    num_replicas = sim.num_replicas
+    observe(sim, policy, num_replicas, policy.entities, policy.context, policy.legal)
+    entities = single_table(policy.entities, num_replicas, NUM_ENTITY_FEATURES)
+    context = single_list(policy.context, NUM_CONTEXT_FEATURES)
+    logits = single_list(policy.logits, num_replicas + 1)
+    legal = byte_list(policy.legal, num_replicas + 1)
+    network = network_at(policy.network, 0)
+    forward(network, entities, context, num_replicas, policy.scratch, policy.state, logits)
+    best = -1
+    for action in range(num_replicas + 1):
+        if legal[action] and (best < 0 or logits[action] > logits[best]):
+            best = action
+    return best
 
 
 @kernel
@@ -122,11 +159,7 @@ def fill_scores(sim, policy, scores, num_prefill):
     elif kind == LEAST_DELAY:
         output = float_list(sim.output_estimate, NUM_LENGTH_CLASSES)[length_class(num_prefill)]
         for k in range(sim.num_replicas):
-            others = signals[OUTSTANDING, k]
-            prefill_s = (signals[PENDING_PREFILL_TOKENS, k] + num_prefill) * signals[PREFILL_S_PER_TOKEN, k]
-            # A step with this request takes floor + others * m; each of the others' steps grows by m.
-            step_s = signals[STEP_FLOOR_S, k] + 2.0 * others * signals[DECODE_S_PER_TOKEN, k]
-            scores[k] = (1.0 + others) * prefill_s + output * step_s
+            scores[k] = delay_added(signals, k, num_prefill, output, 1.0)
     elif kind == LEAST_KV:
         for k in range(sim.num_replicas):
             scores[k] = signals[SCRAPED_KV_USE, k]
@@ -155,11 +188,7 @@ def forbid_without_room(sim, policy, scores, num_prefill):
     """Only replicas that would start the request at once, as far as the router can tell, are left."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     for k in range(sim.num_replicas):
-        pending = signals[PENDING_PREFILL_TOKENS, k]
-        booked = signals[CONTEXT_TOKENS, k] + pending + num_prefill
-        fits = booked <= policy.kv_limit * signals[KV_CAPACITY_TOKENS, k]
-        has_room = signals[OUTSTANDING, k] == 0.0 or (fits and pending < policy.prefill_limit)
-        if not has_room:
+        if not has_room(signals, k, num_prefill, policy.kv_limit, policy.prefill_limit):
             scores[k] = FORBIDDEN
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPLES, Ratio
-from pointsman.evaluation.compare import CURVES, HEADLINES, Comparison, geometric_means
-from pointsman.report.files import output_file
+from pointsman.evaluation.compare import CURVES, Comparison, geometric_means
+from pointsman.evaluation.objective import Objective
+from pointsman.report.files import write_files
 from pointsman.report.page import Section, escape, page, table
 from pointsman.report.plain import provenance, to_json
 from pointsman.report.plots import Curve, Figure, change_figure, survival_figure
@@ -42,6 +43,7 @@ class ComparisonReport:
     comparisons: Sequence[Comparison]
     command: str
     wall_s: float
+    objective: Objective | None = None
 
     @property
     def baseline(self) -> str:
@@ -51,12 +53,16 @@ class ComparisonReport:
     def seeds(self) -> tuple[int, ...]:
         return self.comparisons[0].seeds
 
+    @property
+    def headlines(self) -> tuple[str, ...]:
+        return self.comparisons[0].headlines
+
     @cached_property
     def summary(self) -> dict[str, dict[str, Ratio]]:
         """By metric and policy; empty for a single comparison."""
         if len(self.comparisons) < 2:
             return {}
-        return {metric: geometric_means(self.comparisons, metric) for metric in HEADLINES}
+        return {metric: geometric_means(self.comparisons, metric) for metric in self.headlines}
 
     def results(self) -> dict[str, Any]:
         summary = {
@@ -68,6 +74,7 @@ class ComparisonReport:
             "command": self.command,
             "seeds": self.seeds,
             "baseline": self.baseline,
+            "objective": self.objective.model_dump() if self.objective else None,
             "interval": {"level": LEVEL, "method": METHOD, "resamples": NUM_RESAMPLES},
             "comparisons": [_results(one) for one in self.comparisons],
             "geometric_mean_ratios": summary,
@@ -75,25 +82,25 @@ class ComparisonReport:
         }
 
     def write(self, folder: Path) -> None:
-        """Each file is replaced as a whole."""
         contents = {
             "results.json": to_json(self.results(), indent=1) + "\n",
             "table.md": self.markdown(),
             "report.html": self.html(),
         }
-        for name, text in contents.items():
-            with output_file("--out", folder / name) as file:
-                file.write(text)
+        write_files(folder, contents)
 
-    def notes(self) -> list[str]:
+    def notes(self, against: str | None = None) -> list[str]:
+        """How to read the tables; `against` says what changes are measured against."""
         num_seeds = len(self.seeds)
         lines = [
             f"Times in seconds, means over {num_seeds} seeds ({_range(self.seeds)}); every policy serves the "
-            f"same arrivals. Change against {self.baseline}"
+            f"same arrivals. Change against {against or self.baseline}"
             + (f" with its {LEVEL * 100:.0f} % interval ({METHOD})." if num_seeds > 1 else ".")
         ]
         if num_seeds < MIN_SEEDS:
             lines.append(f"Fewer than {MIN_SEEDS} seeds: read the intervals as too narrow, or raise --seeds.")
+        if self.objective is not None:
+            lines.append(f"Cost of a request: {self.objective.formula}.")
         if has_oracle(self.comparisons):
             lines.append(ORACLE_NOTE)
         return lines
@@ -104,7 +111,7 @@ class ComparisonReport:
             header, rows = summary_table(self)
             parts.append(f"## All scenarios\n\nGeometric mean of the ratios.\n\n{markdown(header, rows)}")
         for one in self.comparisons:
-            header = ["policy", *(HEADERS[metric] for metric in HEADLINES), HEADERS["good_share"]]
+            header = ["policy", *(HEADERS[metric] for metric in one.headlines), HEADERS["good_share"]]
             rows = [
                 [row.label, *(_markdown_cell(cell) for cell in row.cells), row.good_share]
                 for row in headline_rows(one)
@@ -164,12 +171,12 @@ def _survival(one: Comparison, policy: str) -> dict[str, Curve]:
 def summary_table(report: ComparisonReport) -> tuple[list[str], list[list[str]]]:
     """Header and rows of text: each policy's geometric mean change over all scenarios."""
     summary = report.summary
-    header = ["policy", *(HEADERS[metric] for metric in HEADLINES)]
+    header = ["policy", *(HEADERS[metric] for metric in report.headlines)]
     rows = []
-    for policy in summary[HEADLINES[0]]:
+    for policy in summary[report.headlines[0]]:
         texts = [
             "baseline" if policy == report.baseline else change(summary[metric][policy])
-            for metric in HEADLINES
+            for metric in report.headlines
         ]
         rows.append([label(report.comparisons[0], policy), *texts])
     return header, rows
@@ -193,7 +200,7 @@ def _html_cell(cell: Cell) -> str:
 
 
 def _section(one: Comparison) -> Section:
-    header = ["policy", *(HEADERS[metric] for metric in HEADLINES), HEADERS["good_share"]]
+    header = ["policy", *(HEADERS[metric] for metric in one.headlines), HEADERS["good_share"]]
     rows = [
         [escape(row.label), *(_html_cell(cell) for cell in row.cells), row.good_share]
         for row in headline_rows(one)
@@ -211,7 +218,7 @@ def _section(one: Comparison) -> Section:
     ]
     ratios = {
         metric: {policy: one.ratios[policy][metric] for policy in one.names if policy != one.baseline}
-        for metric in HEADLINES
+        for metric in one.headlines
     }
     return Section(one.name, body, one.names, [*figures, *_change_figures(ratios, one.baseline)])
 
@@ -223,15 +230,15 @@ def _change_figures(ratios: Mapping[str, Mapping[str, Ratio]], baseline: str) ->
 def _summary_section(report: ComparisonReport) -> Section:
     summary = report.summary
     rows = []
-    for policy in summary[HEADLINES[0]]:
+    for policy in summary[report.headlines[0]]:
         cells = []
-        for metric in HEADLINES:
+        for metric in report.headlines:
             ratio = summary[metric][policy]
             text = "baseline" if policy == report.baseline else change(ratio)
             cells.append(f'<span class="{_DIRECTIONS[direction(ratio)]}">{text}</span>')
         rows.append([escape(label(report.comparisons[0], policy)), *cells])
     body = "<p>Geometric mean of the ratios over all scenarios.</p>"
-    body += table(["policy", *(HEADERS[metric] for metric in HEADLINES)], rows)
+    body += table(["policy", *(HEADERS[metric] for metric in report.headlines)], rows)
     others = {
         metric: {policy: ratio for policy, ratio in row.items() if policy != report.baseline}
         for metric, row in summary.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -39,6 +39,13 @@ def output_file(option: str, path: Path) -> Iterator[IO[str]]:
             raise _cannot_write(option, path, error) from None
         finally:
             partial.unlink(missing_ok=True)
+
+
+def write_files(folder: Path, contents: Mapping[str, str]) -> None:
+    """Each file is replaced as a whole."""
+    for name, text in contents.items():
+        with output_file("--out", folder / name) as file:
+            file.write(text)
 
 
 @contextmanager

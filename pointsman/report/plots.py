@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ _STYLES = {
     "hold-until-room": ("#8e5bd0", "solid"),
     "linear-score": ("#f08533", "solid"),
 }
-_OTHER_STYLE = ("#d81b60", "solid")
+_OTHER_STYLES = (("#d81b60", "solid"), ("#00897b", "solid"), ("#b0651d", "solid"), ("#6a7f00", "solid"))
 
 _LOW_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9)
 _HIGH_TICKS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
@@ -37,7 +38,8 @@ MAX_FINE_DECADES = 3.2
 
 def style(policy: str) -> tuple[str, str]:
     """Colour and dash."""
-    return _STYLES.get(policy, _OTHER_STYLE)
+    other = _OTHER_STYLES[zlib.crc32(policy.encode()) % len(_OTHER_STYLES)]
+    return _STYLES.get(policy, other)
 
 
 def survival_figure(curves: Mapping[str, Curve], baseline: str, title: str, x_title: str) -> Figure:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pointsman.evaluation.bootstrap import Ratio
-from pointsman.evaluation.compare import HEADLINES, Comparison
+from pointsman.evaluation.compare import COST, HEADLINES, Comparison
 
 HEADERS = {
     "ttft_mean_s": "TTFT mean",
     "ttft_p99_s": "TTFT P99",
     "e2e_mean_s": "e2e mean",
     "e2e_p99_s": "e2e P99",
+    COST: "cost",
     "tpot_mean_s": "TPOT mean",
     "tbt_p99_s": "TBT P99",
     "queueing_p99_s": "queueing P99",
@@ -23,7 +24,7 @@ HEADERS = {
     "preemptions": "preemptions",
     "held_share": "held",
 }
-MORE = tuple(name for name in HEADERS if name not in (*HEADLINES, "good_share"))
+MORE = tuple(name for name in HEADERS if name not in (*HEADLINES, COST, "good_share"))
 _IN_PERCENT = ("good_share", "kv_use_mean", "held_share")
 
 ORACLE_MARK = "†"
@@ -47,7 +48,7 @@ class Row:
     label: str
     is_baseline: bool
     good_share: str
-    cells: tuple[Cell, ...]  # one for each of HEADLINES
+    cells: tuple[Cell, ...]  # one for each headline of the comparison
 
 
 def headline_rows(comparison: Comparison) -> list[Row]:
@@ -57,7 +58,7 @@ def headline_rows(comparison: Comparison) -> list[Row]:
             key=lambda name: comparison.mean(name, metric),
             default="",
         )
-        for metric in HEADLINES
+        for metric in comparison.headlines
     }
     return [
         Row(
@@ -65,7 +66,7 @@ def headline_rows(comparison: Comparison) -> list[Row]:
             label=label(comparison, name),
             is_baseline=name == comparison.baseline,
             good_share=percent(comparison.mean(name, "good_share")),
-            cells=tuple(_cell(comparison, name, metric, best[metric]) for metric in HEADLINES),
+            cells=tuple(_cell(comparison, name, metric, best[metric]) for metric in comparison.headlines),
         )
         for name in comparison.names
     ]

@@ -73,6 +73,8 @@ def integrate_load(sim):
     sim.load_since = sim.now
     if elapsed > 0.0 and sim.num_in_system > 0:
         sim.in_system_area += sim.num_in_system * elapsed
+        sim.unstarted_area += sim.num_unstarted * elapsed
+        sim.age_area += (sim.num_unstarted * (sim.now - 0.5 * elapsed) - sim.sum_unstarted_at) * elapsed
         sim.imbalance_area += sim.imbalance_cv * elapsed
         sim.busy_span += elapsed
 
@@ -111,6 +113,21 @@ def book_sent(sim, k, i):
 
 
 @kernel
+def end_wait(sim, i):
+    """The request has its first token, however often it may be sent again."""
+    request = request_at(sim.requests, i)
+    integrate_load(sim)
+    request.first_token_at = sim.now
+    ttft_s = sim.now - request.arrived_at
+    sim.num_unstarted -= 1
+    # Nothing left of rounding errors when nobody waits.
+    sim.sum_unstarted_at = sim.sum_unstarted_at - request.arrived_at if sim.num_unstarted > 0 else 0.0
+    sim.num_first_tokens += 1
+    sim.num_fast_first_tokens += ttft_s <= sim.slo_ttft_s
+    sim.slo_excess_s += max(0.0, ttft_s - sim.slo_ttft_s)
+
+
+@kernel
 def book_first_token(sim, k, i):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     request = request_at(sim.requests, i)
@@ -140,6 +157,7 @@ def book_tokens(sim, k, num_tokens):
     replica = replica_at(sim.replicas, k)
     signals[CONTEXT_TOKENS, k] += num_tokens
     signals[GENERATED_TOKENS, k] += num_tokens
+    sim.num_decode_left -= num_tokens
     replica.rate_tokens += num_tokens
     elapsed = sim.now - replica.rate_since
     if elapsed >= RATE_INTERVAL_S:
@@ -173,6 +191,9 @@ def book_finished(sim, k, i):
     signals[EXPECTED_TOKENS, k] -= request.estimate
     change_outstanding(sim, k, -1.0)
     sim.num_in_system -= 1
+    sim.sum_e2e_s += sim.now - request.arrived_at
+    decode_s = sim.now - request.first_token_at
+    sim.slo_excess_s += max(0.0, decode_s - (request.num_decode - 1) * sim.slo_tpot_s)
     cls = length_class(request.num_prefill)
     estimates = float_list(sim.output_estimate, NUM_LENGTH_CLASSES)
     estimates[cls] += LEARN_LENGTH * (request.num_decode - estimates[cls])
@@ -183,6 +204,7 @@ def book_lost_all(sim, k):
     """The replica is gone, and everything that was sent to it with it."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     change_outstanding(sim, k, -signals[OUTSTANDING, k])
+    sim.num_decode_left += int(signals[GENERATED_TOKENS, k])
     for row in (WAITING, DECODING, PENDING_PREFILL_TOKENS, CONTEXT_TOKENS, EXPECTED_TOKENS):
         signals[row, k] = 0.0
     for row in (GENERATED_TOKENS, SENT_AT_SUM, TOKEN_RATE, TOKEN_RATE_SLOW):

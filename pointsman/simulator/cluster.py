@@ -39,6 +39,7 @@ from pointsman.simulator.state import (
     NUM_LENGTH_CLASSES,
     NUM_TBT_BINS,
     ORCA,
+    QUERY,
     REPLICA,
     REQUEST,
     SARATHI,
@@ -56,6 +57,7 @@ SCHEDULER_KINDS = {"vllm-v1": VLLM_V1, "vllm": VLLM, "sarathi": SARATHI, "orca":
 EVENT_KINDS = {"slow": SLOW, "fail": FAIL, "recover": JOIN, "join": JOIN, "drain": DRAIN}
 
 INITIAL_OUTPUT_ESTIMATE = 256
+NO_LIMIT_S = 1e9
 
 
 class Clusters:
@@ -128,11 +130,13 @@ class Clusters:
         num_replicas = len(plans)
         num_stages = max(plan.scheduler.pipeline_stages for plan in plans)
         sim.pause_at = FAR
+        sim.stop_at = np.inf
+        sim.slo_ttft_s = sim.slo_tpot_s = NO_LIMIT_S
         sim.num_replicas = sim.num_accepting = num_replicas
         sim.max_seqs = max(plan.max_held_seqs for plan in plans)
         sim.num_requests = len(workload)
         sim.num_users = workload.num_users
-        sim.queue_head = sim.queue_tail = NOBODY
+        sim.queue_head = sim.queue_tail = sim.held_request = NOBODY
         # What a request of this size needs not be asked: every replica takes it.
         sim.fits_anywhere = min(plan.max_prompt_tokens for plan in plans)
         sim.max_hold_s = spec.hold.max_hold_s
@@ -154,6 +158,7 @@ class Clusters:
         self._new(sim, "credit", num_replicas, np.float64)
         self._new(sim, "scores", num_replicas, np.float64)
         self._new(sim, "scratch", int(sim.max_seqs), np.int32)
+        self._new(sim, "query", 1, QUERY)
         self.batch_logs.append(self._new(sim, "batch_log", num_logged_batches, BATCH_LOG))
         self.replicas.append(self._new(sim, "replicas", num_replicas, REPLICA))
 
@@ -164,7 +169,7 @@ class Clusters:
         replica.num_stages = scheduler.pipeline_stages
         replica.block_size = scheduler.block_size
         replica.num_blocks = plan.num_blocks
-        replica.watermark_blocks = int(scheduler.watermark * plan.num_blocks)
+        replica.watermark_blocks = plan.watermark_blocks
         replica.max_seqs = replica.micro_seqs = plan.max_seqs
         if isinstance(scheduler, VllmV1Scheduler):
             replica.max_batch_tokens = scheduler.max_num_batched_tokens

@@ -39,8 +39,12 @@ from pointsman.simulator.state import (
 @kernel
 def arrive(sim, i):
     integrate_load(sim)
+    request = request_at(sim.requests, i)
     sim.num_in_system += 1
-    request_at(sim.requests, i).next = NOBODY
+    sim.num_unstarted += 1
+    sim.sum_unstarted_at += sim.now
+    sim.num_decode_left += request.num_decode
+    request.next = NOBODY
     if sim.queue_size == 0:
         sim.queue_head = i
     else:
@@ -55,10 +59,7 @@ def act(sim, action):
     """Carry out a decision about the oldest queued request."""
     sim.num_decisions += 1
     if action == 0:
-        end_decisions(sim)
-        if not sim.is_timer_planned and can_anyone_take(sim, sim.queue_head):
-            sim.is_timer_planned = 1
-            push_later(sim, sim.now + sim.hold_timer_s, encode(HOLD_TIMER, 0, 0, 0))
+        hold(sim)
         return
     k = action - 1
     i = sim.queue_head
@@ -77,6 +78,14 @@ def act(sim, action):
     sim.num_touched += 1
     if sim.num_touched > sim.num_replicas:
         compact_touched(sim)
+
+
+@kernel
+def hold(sim):
+    end_decisions(sim)
+    if not sim.is_timer_planned and can_anyone_take(sim, sim.queue_head):
+        sim.is_timer_planned = 1
+        push_later(sim, sim.now + sim.hold_timer_s, encode(HOLD_TIMER, 0, 0, 0))
 
 
 @kernel

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,17 @@ INNER: dict[str, Any] = {
     "error_model": "numpy",
 }
 
-KERNEL_FILES = ("simulator/*.py", "policies/kernels.py", "signals.py")
+KERNEL_FILES = (
+    "simulator/*.py",
+    "policies/kernels.py",
+    "policies/network.py",
+    "policies/observation.py",
+    "policies/rollout.py",
+    "signals.py",
+)
 
 
+@cache
 def kernel_digest() -> str:
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()

@@ -2,7 +2,8 @@
 
 Time moves to the next event: a planned change, an arrival, or the first in the heap; events of one instant
 run in the order in which they were created (see events.py). The loop stops when a policy outside the kernel
-has to decide, when the batch log is full or progress is to be shown, and when nothing is left to happen.
+has to decide, when the batch log is full or progress is to be shown, at a given time, and when nothing is
+left to happen.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from pointsman.simulator.state import (
     DECISION,
     DONE,
     PAUSED,
+    READY,
     event_at,
     future_at,
     instant_at,
@@ -65,14 +67,14 @@ def advance(sim):
         if is_log_full or sim.num_completed >= sim.pause_at:
             sim.status = PAUSED
             return
-        if not next_event(sim):
-            sim.status = DONE
+        sim.status = next_event(sim)
+        if sim.status != READY:
             return
 
 
 @kernel
 def next_event(sim):
-    """Handle the next event; False if there is none."""
+    """Handle the next event; the status says whether there was one, and whether it is time for it."""
     heap_time = future_at(sim.heap, 0).time if sim.heap_size > 0 else float("inf")
     arrival_time = float("inf")
     if sim.num_users == 0 and sim.next_arrival < sim.num_requests:
@@ -84,12 +86,15 @@ def next_event(sim):
     if sim.ring_size > 0 and planned_time > sim.now and arrival_time > sim.now:
         if heap_time > sim.now or instant_at(sim.ring, sim.ring_head).seq < future_at(sim.heap, 0).seq:
             handle_now(sim, pop_now(sim))
-            return True
+            return READY
     elif sim.num_completed == sim.num_requests:
-        return False
+        return DONE
     now = min(planned_time, arrival_time, heap_time)
+    if now > sim.stop_at:
+        sim.now = sim.stop_at
+        return PAUSED
     if now == float("inf"):
-        return False
+        return DONE
     sim.now = now
     if planned_time == now:
         event = event_at(sim.events, sim.next_event)
@@ -101,7 +106,7 @@ def next_event(sim):
         arrive(sim, i)
     else:
         handle_first(sim)
-    return True
+    return READY
 
 
 @kernel

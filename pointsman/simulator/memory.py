@@ -81,7 +81,10 @@ def _array_at(address: int, dtype: Any, count: int) -> Any:
     return array.view(np.recarray) if dtype.names else array
 
 
+byte_list = array_accessor(np.uint8, 1)
 int_list = array_accessor(np.int32, 1)
 long_list = array_accessor(np.int64, 1)
+single_list = array_accessor(np.float32, 1)
+single_table = array_accessor(np.float32, 2)
 float_list = array_accessor(np.float64, 1)
 float_table = array_accessor(np.float64, 2)

@@ -36,12 +36,20 @@ class ReplicaPlan:
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """The longest sequence that can be served at all."""
-        blocks = self.num_blocks - int(self.scheduler.watermark * self.num_blocks)
+        """The longest sequence that can be served at all; alone on vllm-v1 it may use what is kept free."""
+        blocks = self.num_blocks
+        if self.scheduler.kind != "vllm-v1":
+            blocks -= self.watermark_blocks
         tokens = blocks * self.scheduler.block_size
         if self.scheduler.kind == "orca":
             return min(tokens, self.scheduler.max_sequence_tokens)
         return tokens
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks kept free; today's vLLM counts a block that nobody may use."""
+        num_null = 1 if self.scheduler.kind == "vllm-v1" else 0
+        return int(self.scheduler.watermark * (self.num_blocks + num_null))
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -6,7 +6,14 @@ turn; when it leaves the last one, its requests have their tokens.
 
 from __future__ import annotations
 
-from pointsman.simulator.book import book_finished, book_first_token, book_step, book_tokens, update_gauges
+from pointsman.simulator.book import (
+    book_finished,
+    book_first_token,
+    book_step,
+    book_tokens,
+    end_wait,
+    update_gauges,
+)
 from pointsman.simulator.cost import NUM_COEFFICIENTS, NUM_GRID_STEPS, stage_time
 from pointsman.simulator.events import (
     BATCH_END,
@@ -301,7 +308,7 @@ def prefill_step(sim, k, i, num_tokens, is_step_of_all):
     if not request.is_first_token_seen:
         book_first_token(sim, k, i)
     if request.first_token_at < 0.0:
-        request.first_token_at = sim.now
+        end_wait(sim, i)
     else:
         record_interval(sim, sim.now - request.last_token_at, 1)
     if request.processed == request.num_prefill + request.num_decode:

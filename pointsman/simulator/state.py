@@ -55,12 +55,14 @@ SIM = np.dtype(
         ("scores", "i8"),  # [R] f8: of the heuristic that decides
         ("credit", "i8"),  # [R] f8: of the weighted round robin
         ("scratch", "i8"),  # [M] i4
+        ("query", "i8"),  # QUERY: the request to place
         ("batch_log", "i8"),  # [batch_log_capacity] BATCH_LOG
         ("ring_capacity", "i8"),
         ("num_events", "i8"),
         ("batch_log_capacity", "i8"),
         ("max_seqs", "i8"),  # M
         ("now", "f8"),
+        ("stop_at", "f8"),  # time at which the kernel returns, so that two clusters can keep step
         ("status", "i4"),
         ("num_replicas", "i4"),
         ("num_requests", "i8"),
@@ -82,6 +84,8 @@ SIM = np.dtype(
         ("queue_head", "i8"),
         ("queue_tail", "i8"),
         ("queue_size", "i8"),
+        ("held_request", "i8"),  # the head of the queue, if a policy holds it until there is room
+        ("hold_until", "f8"),  # or until then
         ("is_deciding", "i4"),
         ("is_wake_planned", "i4"),
         ("is_timer_planned", "i4"),
@@ -101,12 +105,25 @@ SIM = np.dtype(
         ("sum_outstanding", "i8"),
         ("sum_squared_outstanding", "i8"),
         ("imbalance_cv", "f8"),
+        ("outstanding_range", "f8"),  # max minus min, at the last observation
         ("in_system_area", "f8"),
+        ("num_unstarted", "i8"),  # in the system, no token yet
+        ("sum_unstarted_at", "f8"),  # of the times at which those arrived
+        ("unstarted_area", "f8"),  # = sum of the times to first token
+        ("age_area", "f8"),  # integral of the sum of their ages = half the sum of squares
         ("imbalance_area", "f8"),
         ("busy_span", "f8"),  # time with at least one request in the system
         ("held_s", "f8"),
         ("num_held", "i8"),
         ("num_decisions", "i8"),
+        # What rewards are made of.
+        ("slo_ttft_s", "f8"),
+        ("slo_tpot_s", "f8"),
+        ("slo_excess_s", "f8"),  # time beyond the two limits, summed over requests
+        ("num_first_tokens", "i8"),
+        ("num_fast_first_tokens", "i8"),  # within slo_ttft_s
+        ("sum_e2e_s", "f8"),  # of the finished requests
+        ("num_decode_left", "i8"),  # true output still to come of what is in the system: for critics only
         ("num_logged_batches", "i8"),
     ],
     align=True,
@@ -245,6 +262,18 @@ COST = np.dtype(
 
 EVENT = np.dtype([("at", "f8"), ("kind", "i4"), ("replica", "i4"), ("value", "f8")], align=True)
 
+# A request as a policy may see it, beside the signals.
+QUERY = np.dtype(
+    [
+        ("num_prefill", "f8"),
+        ("expected_output", "f8"),  # by the router's estimate
+        ("waited_s", "f8"),
+        ("max_hold_s", "f8"),
+        ("queue_size", "f8"),
+    ],
+    align=True,
+)
+
 BATCH_LOG = np.dtype(
     [
         ("replica", "i4"),
@@ -268,3 +297,4 @@ future_at = row_accessor(FUTURE)
 instant_at = row_accessor(INSTANT)
 cost_at = row_accessor(COST)
 log_at = row_accessor(BATCH_LOG)
+query_at = row_accessor(QUERY)

@@ -18,7 +18,7 @@ from pointsman.policies.rollout import run
 from .conftest import Cli
 from .factories import ROOT
 
-COMMANDS = ("simulate", "compare", "capacity", "scenarios", "policies", "hardware")
+COMMANDS = ("simulate", "compare", "evaluate", "tune", "capacity", "scenarios", "policies", "hardware")
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from policies.learned import make_run
 
 from pointsman.config import Config
 from pointsman.errors import PointsmanWarning
@@ -13,9 +16,11 @@ from pointsman.evaluation.compare import (
     LatencyHistogram,
     choose_policies,
     compare,
+    geometric_mean,
     geometric_means,
 )
 from pointsman.evaluation.metrics import latency
+from pointsman.evaluation.objective import find_objective
 from pointsman.evaluation.scenarios import find_scenario
 from pointsman.evaluation.simulate import prepare, simulate
 from pointsman.policies.spec import HEURISTICS, PolicySpec
@@ -100,6 +105,73 @@ def test_policies_are_asked_for_once() -> None:
     names = ["random", "least-work", "random"]
     kinds = [spec.kind for spec in choose_policies(names, "least-kv", prepare(configs()[0]))]
     assert kinds == ["least-kv", "random", "least-work"]
+
+
+def write_policy(path: Path, outstanding: float) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    weights = {"outstanding": outstanding, "pending_prefill_tokens": 0.01}
+    path.write_text(yaml.safe_dump({"policy": {"kind": "linear-score", "weights": weights}}))
+    return path
+
+
+def test_policies_by_path_have_short_names_of_their_own(tmp_path: Path) -> None:
+    files = [
+        write_policy(tmp_path / folder / "tuned.yaml", weight) for folder, weight in (("a", 1), ("b", 2))
+    ]
+    same = write_policy(tmp_path / "c" / "same.yaml", 1)
+    run = make_run(tmp_path / "first-run")
+    names = [str(path) for path in (*files, same, run, run / "checkpoints" / "best.safetensors")]
+    specs = choose_policies([*names, "random"], str(files[1]), prepare(configs()[0]))
+    assert [spec.label for spec in specs] == ["tuned", "tuned-2", "first-run", "random"]
+    assert [spec.kind for spec in specs] == ["linear-score", "linear-score", "learned", "random"]
+    assert specs[1].weights["outstanding"] == 2
+
+
+def test_baseline_by_path(tmp_path: Path) -> None:
+    names = [str(write_policy(tmp_path / folder / "tuned.yaml", 1 + len(folder))) for folder in ("a", "bb")]
+    one = compare("chat", "what", configs(num_requests=60)[:2], names, names[1])
+    assert one.names == ["tuned", "tuned-2"]
+    assert one.baseline == "tuned-2"
+    alone = compare("chat", "what", configs(num_requests=60)[:2], [names[0]], names[1])
+    assert (alone.names, alone.baseline) == (["tuned", "tuned-2"], "tuned")
+    np.testing.assert_array_equal(alone.metrics["tuned"]["e2e_mean_s"], one.metrics["tuned-2"]["e2e_mean_s"])
+
+
+def test_learned_policies_run_like_any_other(tmp_path: Path) -> None:
+    """Alone and among others, on one thread and on two; another checkpoint decides otherwise."""
+    names = [str(make_run(tmp_path / "a")), str(make_run(tmp_path / "b", seed=5))]
+    some = configs(num_requests=100)
+    among = compare("chat", "what", some, [*names, "random"], num_threads=2)
+    alone = compare("chat", "what", some, names[:1], names[0])
+    np.testing.assert_array_equal(alone.metrics["a"]["e2e_mean_s"], among.metrics["a"]["e2e_mean_s"])
+    assert not np.array_equal(among.metrics["a"]["e2e_mean_s"], among.metrics["b"]["e2e_mean_s"])
+    assert not among.is_oracle("a")
+
+
+def test_cost_is_a_metric_where_an_objective_is_asked_for(comparison: Comparison) -> None:
+    objective = find_objective("tail")
+    other = compare("chat", "what", configs(), POLICIES, objective=objective)
+    assert other.headlines == (*comparison.headlines, "cost")
+    for policy in POLICIES:
+        metrics = comparison.metrics[policy]
+        expected = metrics["e2e_mean_s"] + 8 * metrics["ttft_mean_s"] + 6 * metrics["ttft_square_mean_s2"]
+        np.testing.assert_allclose(other.metrics[policy]["cost"], expected)
+        assert "cost" not in metrics
+    assert other.ratios["least-work"]["cost"].high < 1
+
+
+def test_any_two_policies_can_be_compared(comparison: Comparison) -> None:
+    ratio = comparison.ratios_between("round-robin", "least-work")["e2e_mean_s"]
+    back = comparison.ratios_between("least-work", "round-robin")["e2e_mean_s"]
+    assert ratio.ratio > 1
+    np.testing.assert_allclose(
+        (ratio.low, ratio.ratio, ratio.high), 1 / np.array([back.high, back.ratio, back.low])
+    )
+    to_baseline = comparison.ratios_between("round-robin", "least-outstanding")
+    assert repr(to_baseline) == repr(comparison.ratios["round-robin"])  # NaN is not equal to itself
+    mean = geometric_mean([comparison] * 2, ["e2e_mean_s", "held_share"], "round-robin", "least-work")
+    assert mean[0].ratio == pytest.approx(ratio.ratio)
+    assert math.isnan(mean[1].ratio), "nobody holds"
 
 
 def test_oracles_are_known() -> None:

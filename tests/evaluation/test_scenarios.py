@@ -14,8 +14,11 @@ from pointsman.evaluation.scenarios import (
     REPORT_SEEDS,
     SCENARIOS,
     SELECTION_SEEDS,
+    SUITES,
+    UNSEEN,
     expected_window_s,
     find_scenario,
+    find_suite,
 )
 from pointsman.evaluation.simulate import prepare, simulate
 from pointsman.simulator.plan import plan_replicas
@@ -59,7 +62,7 @@ def test_seeds_for_selection_and_report_never_mix() -> None:
     assert REPORT_SEEDS[0] == 1000
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *UNSEEN])
 def test_runs_to_the_end(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PointsmanWarning)  # overload
@@ -70,7 +73,7 @@ def test_runs_to_the_end(name: str) -> None:
     assert np.all(outcome.requests["completed_at"] > outcome.requests["arrived_at"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *UNSEEN])
 def test_a_seed_gives_one_configuration(name: str) -> None:
     one = find_scenario(name)
     assert one.config(3) == one.config(3)
@@ -152,6 +155,23 @@ def test_overrides_do_not_stick() -> None:
     before = one.config(0)
     one.config(0, ["workload.requests=5", "cluster.scheduler.max_num_seqs=7"])
     assert one.config(0) == before
+
+
+def test_suites() -> None:
+    assert [one.name for one in find_suite("all")] == NAMES
+    generalisation = find_suite("generalisation")
+    assert {one.config(0).cluster.num_replicas for one in generalisation} >= {16, 64}
+    assert set(SUITES["generalisation"]) > set(UNSEEN)
+    assert not set(UNSEEN) & set(SCENARIOS)
+    with pytest.raises(InputError, match="known: all, generalisation"):
+        find_suite("al")
+
+
+def test_wide_hardware_is_drawn_for_each_seed() -> None:
+    one = find_scenario("wide-hardware")
+    devices = [[group.device for group in one.config(seed).cluster.groups] for seed in range(3)]
+    assert all(one.config(seed).cluster.num_replicas == 16 for seed in range(3))
+    assert devices[0] != devices[1] != devices[2]
 
 
 def test_unknown_name() -> None:

@@ -30,7 +30,15 @@ MIXED: dict[str, Any] = {
     "replicas": [
         {"scheduler": {"kind": "vllm-v1", "num_blocks": 400, "max_num_seqs": 8}},
         {"scheduler": {"kind": "vllm", "num_blocks": 60}, "slowdown": 2.0},
-        {"scheduler": {"kind": "sarathi", "num_blocks": 30}},
+        {
+            "scheduler": {
+                "kind": "sarathi",
+                "num_blocks": 60,
+                "chunk_size": 24,
+                "max_batch_size": 6,
+                "pipeline_stages": 2,
+            }
+        },
         {"scheduler": {"kind": "vllm-v1", "num_blocks": 100}, "slowdown": 0.5},
     ],
     "events": [
@@ -210,7 +218,7 @@ def test_linear_score_adds_up() -> None:
 def test_hold_until_room_holds_by_its_limits(kv_limit: float, prefill_limit: float) -> None:
     policy = make_policy("hold-until-room", kv_limit=kv_limit, prefill_limit_tokens=prefill_limit)
     held = assert_twin_agrees(policy, busy_workload(1))
-    assert held.sim.num_held > 10
+    assert held.sim.num_held > 0
 
 
 def test_hold_until_room_releases_when_room_is_made() -> None:
@@ -231,13 +239,17 @@ def test_hold_until_room_waits_for_prompts_to_be_read() -> None:
 
 
 def test_hold_until_room_sends_what_is_overdue() -> None:
+    """Nothing else happens meanwhile: the timer, set at 0.1, rings every 0.3 s."""
     cluster = make_cluster(
-        replicas=1, cost={"kind": "linear", "a": 10.0}, hold={"max_hold_s": 1.0, "timer_s": 0.3}
+        replicas=1,
+        cost={"kind": "linear", "a": 10.0},
+        hold={"max_hold_s": 1.0, "timer_s": 0.3},
+        signals={"scrape_interval_s": 100.0},
     )
     run = Run(
         cluster, make_workload([0.0, 0.1], 10, 4), make_policy("hold-until-room", kv_limit=1e-9)
     ).to_end()
-    assert 1.1 <= run.requests["dispatched_at"][1] <= 1.4
+    assert run.requests["dispatched_at"][1] == pytest.approx(1.3)
 
 
 def sessions_for(kind: str, count: int) -> Any:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
 
 from pointsman.errors import InputError
 from pointsman.policies.spec import HEURISTICS, PolicySpec, PolicyTables
-from pointsman.signals import SIGNAL_INDEX
+from pointsman.signals import NUM_SIGNALS, SIGNAL_INDEX
 from pointsman.spec import parse_spec
 
 
@@ -20,6 +21,8 @@ from pointsman.spec import parse_spec
         ({"kind": "random", "weights": {"outstanding": 1.0}}, ["policy.weights", "linear-score"]),
         ({"kind": "hold-until-room", "kv_limit": 0.0}, ["policy.kv_limit"]),
         ({"kind": "random", "seed": 3}, ["policy.seed", "unknown key"]),
+        ({"kind": "learned"}, ["policy.checkpoint", ".safetensors"]),
+        ({"kind": "random", "checkpoint": "a.safetensors"}, ["policy.checkpoint", "learned"]),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(policy: dict[str, Any], words: list[str]) -> None:
@@ -42,5 +45,6 @@ def test_weights_reach_the_row_of_their_signal() -> None:
     tables = PolicyTables(specs)
     assert tables.rows["kind"].tolist() == [0, HEURISTICS["linear-score"].kernel]
     assert tables.rows["reads_derived"].tolist() == [0, 1]
-    assert tables._weights[1, SIGNAL_INDEX["kv_use"]] == 2.0
-    assert tables._weights[1].sum() == 3.0
+    weights = (ctypes.c_double * NUM_SIGNALS).from_address(int(tables.rows[1].weights))
+    assert weights[SIGNAL_INDEX["kv_use"]] == 2.0
+    assert sum(weights) == 3.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pointsman.evaluation.compare import CURVES, HEADLINES, Comparison, LatencyHistogram
+from pointsman.evaluation.compare import COST, CURVES, HEADLINES, Comparison, LatencyHistogram
 from pointsman.evaluation.scenarios import find_scenario
 from pointsman.policies.spec import PolicySpec
 from pointsman.report.tables import HEADERS
@@ -32,7 +32,7 @@ def make_comparison(
         policies=tuple(PolicySpec(kind=policy) for policy in values),
         baseline=baseline,
         metrics={
-            policy: {metric: np.array(row, float) for metric in {*HEADLINES, *HEADERS}}
+            policy: {metric: np.array(row, float) for metric in {*HEADLINES, *HEADERS} - {COST}}
             for policy, row in values.items()
         },
         curves=curves,

@@ -47,7 +47,7 @@ ADDRESSES = {
     "scraped",
     "output_estimate",
 }
-ADDRESSES |= {"tbt_histogram", "touched", "scores", "credit", "scratch", "batch_log"}
+ADDRESSES |= {"tbt_histogram", "touched", "scores", "credit", "scratch", "query", "batch_log"}
 
 
 def mixed_cluster() -> Any:

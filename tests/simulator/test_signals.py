@@ -85,17 +85,17 @@ def test_gauges_stand_still_during_a_step() -> None:
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_scrape_at_the_instant_a_step_ends_sees_the_time_before(num_replicas: int) -> None:
-    """The first step ends with the second scrape; what it leaves behind shows in the third."""
+    """A step from 0.5 to 1.5, a scrape at 1.5: what the step leaves behind shows in the next one."""
     cluster = make_cluster(
         replicas=num_replicas,
-        cost={"kind": "linear", "a": 0.5},
+        cost={"kind": "linear", "a": 1.0},
         signals={"scrape_interval_s": 0.5, "scrape_delay_s": 0.0},
     )
-    times = np.repeat([0.0, 0.6, 1.1], num_replicas)
+    times = np.repeat([0.5, 1.6, 2.1], num_replicas)
     run = Run(cluster, make_workload(times, 16, 9), None)
     seen = {time: gauges[0].tolist() for time, gauges, _ in record_gauges(run, num_replicas)}
-    assert seen[0.6] == [0.0] * num_replicas
-    assert seen[1.1] == [1.0] * num_replicas
+    assert seen[1.6] == [0.0] * num_replicas
+    assert seen[2.1] == [1.0] * num_replicas
 
 
 def test_oracle_shows_the_present() -> None:

@@ -58,7 +58,7 @@ def schedulers(draw: st.DrawFn, requests: Requests, kind: str, num_stages: int) 
     longest = max(prompt + output for prompt, output in zip(prompts, outputs, strict=True))
     # From no room for a second request to room for all.
     num_blocks = -(-longest // block_size) + draw(st.sampled_from((0, 1, 2, 4, 8, 16, 32, 2000)))
-    while (num_blocks - int(watermark * num_blocks)) * block_size < longest:
+    while kind != "vllm-v1" and (num_blocks - int(watermark * num_blocks)) * block_size < longest:
         num_blocks += 1
     replica = {
         "scheduler": kind,

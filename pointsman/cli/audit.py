@@ -1,0 +1,91 @@
+"""`pointsman audit-features`: what a learned policy gets to see, and what of it says nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pointsman.cli.console import compilation_announced, print_json, progress, stdout
+from pointsman.cli.lists import plain_table
+from pointsman.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from pointsman.evaluation.audit import Audited
+
+
+def audit_features(
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scenario", metavar="NAME", help="Repeat it, or give `all`. Default: seven that differ most."
+        ),
+    ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option("--policies", metavar="A,B,C", help="Who decides: heuristics, or paths of policies."),
+    ] = None,
+    decisions: Annotated[
+        int, typer.Option("--decisions", metavar="N", help="Over all scenarios and policies.")
+    ] = 20_000,
+    as_json: AsJson = False,
+) -> None:
+    """Show range, variance and oddities of every feature that a learned policy sees.
+
+    dead: it never varies. saturated: 95 % of its values are the lowest, or the highest. out of range: beyond
+    ±10. Features of the critic are seen in training only.
+
+    Example: pointsman audit-features --scenario tight-memory --policies random,hold-until-room
+    """
+    from pointsman.evaluation import audit
+    from pointsman.evaluation.scenarios import SCENARIOS
+
+    scenarios = list(SCENARIOS) if "all" in (scenario or ()) else scenario or audit.SCENARIOS
+    names = [name.strip() for name in policies.split(",")] if policies is not None else audit.POLICIES
+    with compilation_announced(), progress("simulating", 1.0) as advance:
+        features = audit.audit(scenarios, names, decisions, advance=advance)
+    if as_json:
+        print_json(
+            {
+                "scenarios": list(scenarios),
+                "policies": list(names),
+                "decisions": decisions,
+                "features": [_as_json(one) for one in features],
+            }
+        )
+    else:
+        _print_table(features, len(set(scenarios)))
+
+
+def _as_json(one: Audited) -> dict[str, Any]:
+    return {
+        **one.feature._asdict(),
+        "part": one.part,
+        "min": one.low,
+        "max": one.high,
+        "mean": one.mean,
+        "std": one.std,
+        "share_at_min": one.at_low,
+        "share_at_max": one.at_high,
+        "flat_in": one.flat_in,
+        "flags": one.flags,
+    }
+
+
+def _print_table(features: list[Audited], num_scenarios: int) -> None:
+    from pointsman.report.tables import number, percent
+
+    columns = ("min", "max", "mean", "std", "at min", "at max")
+    table = plain_table("feature", "of", *columns, "flat in", "flags", right=(*columns, "flat in"))
+    for one in features:
+        flags = ", ".join(one.flags)
+        figures = [number(figure) for figure in (one.low, one.high, one.mean, one.std)]
+        shares = [percent(share) for share in (one.at_low, one.at_high)]
+        flat = f"{len(one.flat_in)} of {num_scenarios}" if one.flat_in else ""
+        table.add_row(one.feature.name, one.part, *figures, *shares, flat, f"[yellow]{flags}[/yellow]")
+    console = stdout()
+    console.print(table, "")
+    num_flagged = sum(bool(one.flags) for one in features)
+    console.print(
+        f"{num_flagged} of {len(features)} features are flagged; flat in: scenarios without variance."
+    )

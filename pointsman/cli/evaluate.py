@@ -1,0 +1,153 @@
+"""`pointsman evaluate`: is this policy better, where, by how much, and how sure is that?"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pointsman.cli.compare import (
+    COLOURS,
+    compact,
+    headline_table,
+    run_comparisons,
+    split_names,
+    table_width,
+)
+from pointsman.cli.console import TABLE_WIDTH, compilation_announced, print_json, stdout
+from pointsman.cli.lists import plain_table
+from pointsman.cli.options import (
+    NUM_SEEDS,
+    AsJson,
+    NumSeeds,
+    NumThreads,
+    ObjectiveName,
+    OutDir,
+    Overrides,
+    ScenarioNames,
+    Suite,
+    base_dir,
+    chosen_scenarios,
+    num_threads,
+    objective_named,
+    refuse_seed,
+    report_seeds,
+    situations,
+)
+from pointsman.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pointsman.evaluation.compare import Comparison
+    from pointsman.report.evaluation import Change, EvaluationReport
+
+AGAINST = "least-outstanding,random,round-robin,least-delay,hold-until-room"
+
+
+def evaluate(
+    context: typer.Context,
+    policy: Annotated[
+        str,
+        typer.Argument(metavar="POLICY", help="A run directory, checkpoint, policy file, or name."),
+    ],
+    scenario: ScenarioNames = None,
+    suite: Suite = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="A configuration instead of a scenario.")
+    ] = None,
+    against: Annotated[
+        str, typer.Option("--against", metavar="A,B,C", help="Policies to beat, the main one first.")
+    ] = AGAINST,
+    seeds: NumSeeds = NUM_SEEDS,
+    objective: ObjectiveName = None,
+    overrides: Overrides = None,
+    threads: NumThreads = 0,
+    as_json: AsJson = False,
+    out: OutDir = None,
+) -> None:
+    """Judge a policy on report seeds, which nothing is tuned or trained on, against several others.
+
+    All requests count and runs are drained; every policy serves the same arrivals. Changes are those of the
+    policy's means to the other's, with 95 % intervals. Without --scenario, --suite or --config: steady-chat.
+
+    Example: pointsman evaluate policy.yaml --suite all --objective balanced --out results
+    """
+    from pointsman.report.comparison import ComparisonReport
+    from pointsman.report.evaluation import EvaluationReport
+    from pointsman.report.files import output_dir
+
+    refuse_seed(overrides or [], "leave it out; --seeds says how many")
+    cost = objective_named(objective)
+    others = split_names(against) or []
+    with ExitStack() as outputs:
+        folder = outputs.enter_context(output_dir("--out", out)) if out else None
+        outputs.enter_context(compilation_announced())
+        scenarios = chosen_scenarios(config_file, scenario or [], suite)
+        wanted = situations(config_file, scenarios, overrides or [], report_seeds(seeds))
+        started = time.perf_counter()
+        comparisons = run_comparisons(
+            wanted, [policy, *others], others[0], base_dir(config_file), num_threads(threads), cost
+        )
+        wall_s = time.perf_counter() - started
+        command = shlex.join(["pointsman", *context.obj])
+        report = EvaluationReport(ComparisonReport(comparisons, command, wall_s, cost))
+        if not report.against:
+            raise InputError("--against", against, "is the policy itself", "name others")
+        if folder is not None:
+            report.write(folder)
+    if as_json:
+        print_json(report.results())
+    else:
+        _print_report(report)
+
+
+def _print_report(report: EvaluationReport) -> None:
+    console = stdout()
+    is_narrow = console.width < table_width(report.base.headlines)
+    if len(report.comparisons) == 1:
+        (one,) = report.comparisons
+        console.print(f"[bold]{one.name}[/bold]: {one.what}")
+        console.print(headline_table(one, is_narrow), "")
+        console.print(f"[bold]{report.policy}[/bold] on {one.name}, and how it differs from the others")
+        console.print(_metric_table(report, one), "")
+    else:
+        console.print(f"[bold]{report.policy}[/bold] against {report.against[0]}")
+        console.print(_change_table("scenario", report, report.scenario_rows(), is_narrow), "")
+        count = len(report.comparisons)
+        console.print(f"[bold]{report.policy}[/bold] on all {count} scenarios: geometric mean of the ratios")
+        console.print(_change_table("against", report, report.summary_rows(), is_narrow), "")
+    for note in report.base.notes("the policy named"):
+        console.print(note)
+
+
+def _metric_table(report: EvaluationReport, one: Comparison) -> Table:
+    is_narrow = len(report.against) > 3 or stdout().width < TABLE_WIDTH
+    table = plain_table("", report.policy, *report.against, right=[report.policy, *report.against])
+    for header, value, changes in report.metric_rows(one):
+        table.add_row(header, value, *_cells(changes, is_narrow))
+    return table
+
+
+def _change_table(
+    first: str, report: EvaluationReport, rows: Sequence[tuple[str, Sequence[Change]]], is_narrow: bool
+) -> Table:
+    from pointsman.report.tables import HEADERS
+
+    headers = [HEADERS[metric] for metric in report.base.headlines]
+    table = plain_table(first, *headers, right=headers)
+    for name, changes in rows:
+        table.add_row(name, *_cells(changes, is_narrow))
+    return table
+
+
+def _cells(changes: Sequence[Change], is_narrow: bool) -> list[str]:
+    return [
+        f"[{COLOURS[one.direction]}]{compact(one.text, is_narrow)}[/{COLOURS[one.direction]}]"
+        for one in changes
+    ]

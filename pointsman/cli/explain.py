@@ -1,0 +1,144 @@
+"""`pointsman explain`: what a trained policy looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pointsman.cli.console import compilation_announced, print_json, progress, stdout
+from pointsman.cli.lists import plain_table
+from pointsman.cli.options import AsJson
+from pointsman.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pointsman.evaluation.explain import Dependence, Importance
+    from pointsman.policies.checkpoint import Checkpoint
+
+NUM_SHOWN = 12
+NUM_CURVES = 6
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def explain(
+    policy: Annotated[
+        str,
+        typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, its checkpoint, or `default`."),
+    ],
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option("--scenario", metavar="NAME", help="Where it decides; repeat it. Default: steady-chat."),
+    ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option("--feature", metavar="NAME", help="Follow this one; repeat it. Default: the top six."),
+    ] = None,
+    decisions: Annotated[int, typer.Option("--decisions", metavar="N", help="How many to look at.")] = 2048,
+    as_json: AsJson = False,
+) -> None:
+    """Show which features a trained policy's choices depend on, and how.
+
+    A feature, or a group of them, is given the values of other decisions; changed is the share of decisions
+    that then turn out differently. Features that say nearly the same share the credit: groups tell more.
+
+    Example: pointsman explain runs/quick --scenario mixed-hardware --feature backlog --feature prompt
+    """
+    from pointsman.evaluation import explain as evaluation
+    from pointsman.evaluation.scenarios import DEFAULT
+
+    checkpoint = _load(policy)
+    space = checkpoint.space
+    if decisions < 2:
+        raise InputError("--decisions", decisions, "are too few", "use some thousands")
+    curves = list(dict.fromkeys(feature or ()))
+    evaluation.require_features(space, curves)
+    scenarios = list(dict.fromkeys(scenario or [DEFAULT]))
+    with compilation_announced(), progress("looking", 2.0) as advance:
+        recorded = evaluation.record(checkpoint, scenarios, decisions, where=policy)
+        network = evaluation.Network(checkpoint)
+        groups = evaluation.importances(network, recorded, evaluation.groups_of(space), advance=advance)
+        features = evaluation.importances(network, recorded, evaluation.features_of(space), advance=advance)
+        curves = curves or [one.name for one in features[:NUM_CURVES]]
+        followed = [evaluation.dependence(network, recorded, space, name) for name in curves]
+    if as_json:
+        print_json(
+            {
+                "policy": policy,
+                "scenarios": scenarios,
+                "decisions": len(recorded),
+                "groups": [one._asdict() for one in groups],
+                "features": [one._asdict() for one in features],
+                "dependence": [_dependence_json(one) for one in followed],
+            }
+        )
+        return
+    console = stdout()
+    where = ", ".join(scenarios)
+    console.print(f"[bold]{policy}[/bold]: what {len(recorded):,} decisions on {where} depend on")
+    console.print(_importance_table("group", groups), "")
+    console.print(_importance_table("feature", features[:NUM_SHOWN]), "")
+    console.print(
+        "Probability of sending the request to a replica along one of its features, all others fixed;"
+    )
+    console.print("along a feature of the context, of deciding as it did:")
+    console.print(_dependence_table(followed))
+
+
+def _load(policy: str) -> Checkpoint:
+    from pointsman.policies.checkpoint import load_checkpoint
+    from pointsman.policies.spec import PolicySpec
+    from pointsman.spec import parse_spec
+
+    path = parse_spec(PolicySpec, {"kind": policy}, "policy").checkpoint
+    if path is None:
+        raise InputError(
+            "RUN_OR_CHECKPOINT", policy, "is no trained policy", "name a run of `pointsman train`"
+        )
+    return load_checkpoint(path, "RUN_OR_CHECKPOINT")
+
+
+def _importance_table(what: str, rows: Sequence[Importance]) -> Table:
+    from pointsman.report.tables import percent
+
+    columns = ("changed", "probability lost", "KL, nats")
+    counted = ("features",) if what == "group" else ()
+    table = plain_table(what, *counted, *columns, "", right=(*counted, *columns))
+    for row in rows:
+        count = (str(row.num_features),) if counted else ()
+        figures = (percent(row.changed), f"{100 * row.lost:.1f} %", f"{row.kl:.3f}")
+        table.add_row(row.name, *count, *figures, "█" * round(30 * row.changed))
+    return table
+
+
+def _dependence_table(curves: Sequence[Dependence]) -> Table:
+    from pointsman.report.tables import number, percent
+
+    right = ("from", "to")
+    table = plain_table("feature", "unit", *right, "probability", "", right=right)
+    for curve in curves:
+        if not len(curve.values):
+            table.add_row(curve.feature.name, curve.feature.unit, "", "", "does not vary here", "")
+            continue
+        ends = f"{percent(curve.probability[0])} → {percent(curve.probability[-1])}"
+        low, high = (number(float(value)) for value in curve.values[[0, -1]])
+        name = curve.feature.name if curve.part == "replica" else f"{curve.feature.name} (context)"
+        table.add_row(name, curve.feature.unit, low, high, ends, sparkline(curve.probability.tolist()))
+    return table
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A bar for each value, from 0 to the highest of them."""
+    scale = (len(_BARS) - 1) / max(values)
+    return "".join(_BARS[round(value * scale)] for value in values)
+
+
+def _dependence_json(curve: Dependence) -> dict[str, Any]:
+    return {
+        **curve.feature._asdict(),
+        "part": curve.part,
+        "values": curve.values,
+        "probability": curve.probability,
+    }

@@ -1,0 +1,190 @@
+"""`pointsman train`: learn a policy, watch it learn, stop and go on."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pointsman.cli.console import compilation_announced, print_json, say, stdout
+from pointsman.cli.options import AsJson
+from pointsman.errors import InputError
+
+if TYPE_CHECKING:
+    from pointsman.training.config import TrainConfig
+    from pointsman.training.runs import Result
+
+DEFAULT_PRESET = "quick"
+RUNS = Path("runs")
+
+
+def train(
+    context: typer.Context,
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG.yaml", help="Training configuration; or name a preset.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", metavar="NAME", help="quick (default) or generalist.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Run directory, a new one. Default: runs/NAME-1, -2, …"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="Of everything random.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", metavar="M", help="Length of the run, evaluations included.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", help="Length in decisions: the same on any machine.")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="DIR", help="Go on with a run, exactly as if it had not stopped."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="W", help="Processes that train together.")
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option("--objective", metavar="NAME", help="balanced, mean, tail or slo.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change the configuration, e.g. ppo.num_epochs=2."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learn a policy by PPO, and keep the best by evaluation beside the last.
+
+    Ctrl-C finishes the update, saves it and prints how to go on; with --steps, the result is the same to the
+    last bit. A run that diverges ends with status 1 and keeps its last good checkpoint.
+
+    Example: pointsman train --preset quick --minutes 2 --out runs/first
+    """
+    from pointsman.cli.training_view import view
+    from pointsman.training import runs
+
+    if minutes is not None and steps is not None:
+        raise InputError("--steps", steps, "given beside --minutes", "give one of the two")
+    command = shlex.join(["pointsman", *context.obj])
+    if resume is not None:
+        fixed = {"CONFIG": config_file, "--preset": preset, "--out": out, "--seed": seed}
+        fixed |= {
+            "--workers": workers,
+            "--objective": objective,
+            "--set": overrides[0] if overrides else None,
+        }
+        for option, value in fixed.items():
+            if value is not None:
+                remedy = "a run goes on as it was begun; only --minutes or --steps may be given"
+                raise InputError(option, str(value), "given beside --resume", remedy)
+    else:
+        given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
+        config = _config(config_file, preset, overrides or [], given)
+        name = config_file.stem if config_file is not None else preset or DEFAULT_PRESET
+        folder = out or _free_folder(name)
+    with (
+        _failures_as_lines(resume or folder),
+        stop_requests() as is_asked_to_stop,
+        compilation_announced(),
+        view() as show,
+    ):
+        if resume is not None:
+            result = runs.resume(resume, show, is_asked_to_stop, command, minutes, steps)
+        else:
+            result = runs.start(config, folder, show, is_asked_to_stop, command)
+    if result.is_stopped:
+        say(f"stopped after update {result.update}; to go on: {_resume_command(result.folder)}")
+        raise typer.Exit(130)
+    if as_json:
+        print_json(result._asdict())
+    else:
+        _print_result(result)
+
+
+def _config(
+    file: Path | None, preset: str | None, overrides: list[str], given: dict[str, Any]
+) -> TrainConfig:
+    """The configuration meant; options of their own win over --set."""
+    from pointsman.training.config import load_train_config
+
+    if file is not None and preset is not None:
+        raise InputError("CONFIG", str(file), "given beside --preset", "name one of the two")
+    options = []
+    if given["minutes"] is not None or given["steps"] is not None:
+        options = ["run.minutes=null", "run.steps=null"]
+    for name, value in given.items():
+        if value is not None:
+            options.append(f"{'env' if name == 'objective' else 'run'}.{name}={value}")
+    return load_train_config(file or preset or DEFAULT_PRESET, [*overrides, *options])
+
+
+def _free_folder(name: str) -> Path:
+    number = 1
+    while (RUNS / f"{name}-{number}").exists():
+        number += 1
+    return RUNS / f"{name}-{number}"
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C or SIGTERM asks the run to stop when it can; the second Ctrl-C ends it at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+        say("stopping after this update (Ctrl-C again: at once)…")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _failures_as_lines(folder: Path) -> Iterator[None]:
+    """A run that went wrong by itself: one line, status 1, and what is left to go on from."""
+    from pointsman.training.ppo import DivergedError, RatioError
+    from pointsman.training.ranks import RankError
+    from pointsman.training.runs import newest_state
+    from pointsman.training.safety import SafetyError
+
+    try:
+        yield
+    except (DivergedError, RatioError, RankError, SafetyError) as error:
+        state = newest_state(folder)
+        kept = "nothing was saved yet"
+        if state is not None:
+            kept = (
+                f"kept: update {state.values['num_updates']}, {folder / 'checkpoints' / 'last.safetensors'}"
+            )
+        say(f"error: training stopped: {error}; {kept}")
+        raise typer.Exit(1) from None
+
+
+def _resume_command(folder: Path) -> str:
+    return shlex.join(["pointsman", "train", "--resume", str(folder)])
+
+
+def _print_result(result: Result) -> None:
+    console = stdout()
+
+    def line(name: str, text: str) -> None:
+        console.print(f"{name:<12}{text}", soft_wrap=True, markup=False)
+
+    line(
+        "trained", f"{result.num_decisions:,} decisions, {result.update} updates in {result.elapsed_s:,.0f} s"
+    )
+    if result.best:
+        line("best", f"update {result.best['update']:.0f}: score {result.best['eval_score']:.4g}")
+        line("last", f"update {result.last['update']:.0f}: score {result.last['eval_score']:.4g}")
+    line("run", str(result.folder))
+    line("next", shlex.join(["pointsman", "evaluate", str(result.folder)]))

@@ -1,0 +1,365 @@
+"""Routing as an environment: N simulated clusters, each beside a shadow that serves the same arrivals.
+
+Observation: for each replica the features of `policies.observation.ENTITY_FEATURES`, for the request to place
+and the cluster as a whole `CONTEXT_FEATURES`; for critics `PRIVILEGED_FEATURES`, which no policy may see.
+Action: 0 holds the oldest queued request, k sends it to replica k - 1. Holding is legal only while no replica
+has room (policies/observation.py says what that means), and never beyond `max_hold_s`.
+Reward: envs/rewards.py. Episode: a window of endless traffic, entered somewhere in the middle: `warmup`
+requests are routed by a heuristic drawn at random, good or bad, so that the policy sees states it would not
+get itself into. After `decisions` decisions the window is cut off (truncated, never terminated), unless the
+cluster holds so much more than its shadow that the run has gone bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from pointsman.config import SloSpec
+from pointsman.envs.entity import Bools, EntitySpace, Episode, Observation, Step
+from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
+from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, Snapshot, Totals
+from pointsman.errors import InputError
+from pointsman.evaluation.objective import DEFAULT_OBJECTIVE, Objective, find_objective
+from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.policies.rollout import advise, look, run
+from pointsman.policies.spec import PolicySpec, PolicyTables
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.state import DECISION, SIM
+from pointsman.spec import Spec, parse_spec
+
+ROUTING_FEATURES = (*ENTITY_FEATURES, *CONTEXT_FEATURES)
+FEATURE_GROUPS = tuple(dict.fromkeys(feature.group for feature in ROUTING_FEATURES))
+
+PRICE_SMOOTHING_S = 10.0
+NUM_SCALE_REQUESTS = 3000  # of the run that finds what the shadow pays per second
+
+
+class HoldRule(Spec):
+    """When the policy may hold a request, and what counts as room."""
+
+    allowed: bool = Field(default=True, description="false: every request is sent at once")
+    kv_limit: float = Field(default=0.95, gt=0, description="room: share of the KV memory that may be booked")
+    prefill_limit_tokens: float = Field(
+        default=2048, gt=0, description="room: prompt tokens that may wait on a replica"
+    )
+    recheck_s: float = Field(
+        default=1.0, ge=0, description="a held request is decided anew when there is room, or after this"
+    )
+
+
+class EvaluationSpec(Spec):
+    """What the policy is judged by while it trains; see evaluation/routing.py."""
+
+    scenarios: tuple[str, ...] = Field(default=(), description="empty: those it trains on")
+    seeds: int = Field(default=4, ge=1, le=500, description="selection seeds, each a block")
+
+
+class RoutingSpec(Spec):
+    scenarios: tuple[str, ...] = Field(
+        default=("steady-chat",), description="named scenarios, and `random` for anything; one after another"
+    )
+    objective: str = Field(default=DEFAULT_OBJECTIVE, description="balanced, mean, tail or slo")
+    reward: RewardSpec = RewardSpec()
+    shadow: PolicySpec = Field(
+        default=PolicySpec(kind="least-outstanding"), description="the reference policy of the reward"
+    )
+    teachers: tuple[PolicySpec, ...] = Field(
+        default=(PolicySpec(kind="least-delay"),), description="whose decisions a warm start imitates"
+    )
+    max_replicas: int = Field(default=8, ge=1, description="room in the observation")
+    decisions: int = Field(default=2048, ge=1, description="length of an episode")
+    warmup_requests: int = Field(
+        default=3000, ge=0, description="at most so many arrivals, drawn at random, come before it"
+    )
+    warmup_policies: tuple[str, ...] = Field(
+        default=("least-outstanding", "least-delay", "hold-until-room", "random", "round-robin"),
+        description="one of these routes them",
+    )
+    max_overhang: float = Field(
+        default=200.0,
+        gt=0,
+        description="requests per replica above the shadow's at which an episode is ended as gone bad",
+    )
+    bad_end_s: float = Field(
+        default=20.0, ge=0, description="that costs as much as this long at the same excess"
+    )
+    hold: HoldRule = HoldRule()
+    slo: SloSpec = SloSpec()
+    difficulty: Difficulty = Difficulty()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    features_off: tuple[str, ...] = Field(default=(), description="groups of features read as 0: ablation")
+
+    @field_validator("features_off")
+    @classmethod
+    def _known_groups(cls, groups: tuple[str, ...]) -> tuple[str, ...]:
+        unknown = [group for group in groups if group not in FEATURE_GROUPS]
+        if unknown:
+            remedy = f"known: {', '.join(FEATURE_GROUPS)}"
+            raise InputError("env.features_off", unknown[0], "unknown feature group", remedy)
+        return groups
+
+
+class RoutingEnv:
+    """An `EntityEnv`: see the module's docstring for what is seen, done and earned."""
+
+    def __init__(self, spec: RoutingSpec, num_envs: int) -> None:
+        check_groups(spec.scenarios)
+        self.spec = spec
+        self.num_envs = num_envs
+        self.groups = spec.scenarios
+        self.objective: Objective = find_objective(spec.objective)
+        self.space = EntitySpace(spec.max_replicas, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
+        has_shadow = any(one.kind == spec.shadow.kind for one in spec.teachers)
+        teachers = spec.teachers if has_shadow else (*spec.teachers, spec.shadow)
+        self.teachers = tuple(one.kind for one in teachers)
+        self.baseline = spec.shadow.kind
+        self.set_difficulty({})
+        self.group = np.arange(num_envs) % len(self.groups)  # fixed, so that every update sees them all
+
+        self._own = PolicyTables([None] * num_envs)
+        self._own.rows.may_hold = spec.hold.allowed
+        self._own.rows.hold_s = spec.hold.recheck_s
+        self._own.rows.kv_limit = spec.hold.kv_limit
+        self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
+        self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
+        self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]
+        self._warmup = [PolicyTables([PolicySpec(kind=kind)] * 2) for kind in spec.warmup_policies]
+        self._clusters: list[Clusters | None] = [None] * num_envs
+        self._sims = np.zeros(num_envs, SIM).view(np.recarray)
+        self._shadows = np.zeros(num_envs, SIM).view(np.recarray)
+        self._no_actions: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self._observation = self._empty_observation()
+        self._final = self._empty_observation()
+        off = set(spec.features_off)
+        self._entities_off = [i for i, feature in enumerate(ENTITY_FEATURES) if feature.group in off]
+        self._context_off = [i for i, feature in enumerate(CONTEXT_FEATURES) if feature.group in off]
+
+        self._rngs: list[np.random.Generator] = []
+        self._scales = self._find_scales()
+        self._prices = np.zeros(num_envs)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._latency_s = np.zeros(num_envs)
+        self._throughput_rps = np.zeros(num_envs)
+        self._start: list[Totals] = []
+
+    def _empty_observation(self) -> Observation:
+        count, room = self.num_envs, self.space.num_entities
+        return Observation(
+            entities=np.zeros((count, room, len(ENTITY_FEATURES)), np.float32),
+            context=np.zeros((count, len(CONTEXT_FEATURES)), np.float32),
+            entity_mask=np.zeros((count, room), np.bool_),
+            action_mask=np.zeros((count, room + 1), np.bool_),
+            privileged=np.zeros((count, len(PRIVILEGED_FEATURES)), np.float32),
+        )
+
+    def _weights(self) -> dict[str, float]:
+        weights = self.spec.reward.weights(self.objective)
+        for name in ("age", "slo"):
+            if name in weights:
+                weights[name] *= self.difficulty.strictness
+        return weights
+
+    def _find_scales(self) -> NDArray[np.float64]:
+        """[groups] what the shadow pays per second, by its own run; 1 where rewards are not scaled."""
+        scales = np.ones(len(self.groups))
+        if self.spec.reward.scale == "none":
+            return scales
+        rng = np.random.default_rng(0)  # a constant: every rank and every resumed run scales alike
+        for index, name in enumerate(self.groups):
+            paid = []
+            for _ in range(8 if name == "random" else 2):
+                one = draw(name, NUM_SCALE_REQUESTS, self.difficulty, rng)
+                clusters = Clusters([one.config.cluster], [one.plans], [one.workload], [one.config.seed])
+                self._set_slo(clusters)
+                clusters.sims["stop_at"] = one.workload.arrived_at[-1]
+                run(clusters.sims, self._shadow.rows[:1], self._no_actions, 0, 1)
+                price = float(self._price(Totals.of(clusters.sims))[0])
+                paid.append(price / float(clusters.sims["now"][0]))
+            scales[index] = float(np.median(paid)) or 1.0
+        return scales
+
+    def _set_slo(self, clusters: Clusters) -> None:
+        clusters.sims["slo_ttft_s"] = self.spec.slo.ttft_s
+        clusters.sims["slo_tpot_s"] = self.spec.slo.tpot_s
+
+    def set_difficulty(self, difficulty: dict[str, Any]) -> None:
+        merged = self.spec.difficulty.model_dump() | difficulty
+        self.difficulty = parse_spec(Difficulty, merged, "difficulty")
+        most, room = self.difficulty.max_replicas, self.spec.max_replicas
+        if RANDOM in self.groups and most > room:
+            raise InputError("difficulty.max_replicas", most, "above env.max_replicas", f"at most {room}")
+
+    def reset(self, seed: int) -> Observation:
+        sequences = np.random.SeedSequence(seed).spawn(self.num_envs)
+        self._rngs = [np.random.default_rng(sequence) for sequence in sequences]
+        for i in range(self.num_envs):
+            self._begin(i)
+        self._look(0, self.num_envs)
+        self._before = Totals.of(self._sims), Totals.of(self._shadows)
+        return self._observation
+
+    def _begin(self, i: int) -> None:
+        """Draw a new episode for environment i, and route its first requests by a heuristic."""
+        spec, rng = self.spec, self._rngs[i]
+        num_warmup = int(rng.integers(spec.warmup_requests + 1))
+        # One more arrival than decisions: a decision is never followed by silence.
+        one = draw(self.groups[self.group[i]], num_warmup + spec.decisions + 2, self.difficulty, rng)
+        if len(one.plans) > spec.max_replicas:
+            raise InputError(
+                "env.max_replicas", spec.max_replicas, f"an episode has {len(one.plans)} replicas", "raise it"
+            )
+        clusters = Clusters(
+            [one.config.cluster] * 2, [one.plans] * 2, [one.workload] * 2, [one.config.seed] * 2
+        )
+        self._set_slo(clusters)
+        warmup = self._warmup[int(rng.integers(len(self._warmup)))]
+        if num_warmup > 0:
+            clusters.sims["stop_at"] = one.workload.arrived_at[num_warmup - 1]
+            run(clusters.sims, warmup.rows, self._no_actions, 0, 2)
+            clusters.sims["stop_at"] = np.inf
+        self._clusters[i] = clusters
+        self._sims[i], self._shadows[i] = clusters.sims[0], clusters.sims[1]
+        self._advance(i, i + 1, self._no_actions)
+        self._observation.entities[i] = 0.0
+        self._observation.action_mask[i] = False
+        self._observation.entity_mask[i] = np.arange(spec.max_replicas) < len(one.plans)
+        self._prices[i] = self._scales[self.group[i]]
+        self._returns[i] = self._lengths[i] = self._latency_s[i] = self._throughput_rps[i] = 0.0
+
+    def _advance(self, first: int, last: int, actions: NDArray[np.int64]) -> None:
+        """Clusters run to their next decision, their shadows to the same time."""
+        run(self._sims, self._own.rows, actions, first, last)
+        self._shadows.stop_at[first:last] = self._sims.now[first:last]
+        run(self._shadows, self._shadow.rows, self._no_actions, first, last)
+
+    def _look(self, first: int, last: int) -> None:
+        seen = self._observation
+        look(
+            self._sims,
+            self._own.rows,
+            self._shadows,
+            seen.entities,
+            seen.context,
+            seen.action_mask,
+            seen.privileged,
+            first,
+            last,
+        )
+        seen.entities[first:last, :, self._entities_off] = 0.0
+        seen.context[first:last, self._context_off] = 0.0
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        # What is out of range is clipped to look it up, and illegal in any case.
+        known = np.clip(actions, 0, self.space.num_entities)
+        is_legal = (known == actions) & self._observation.action_mask[np.arange(self.num_envs), known]
+        if not is_legal.all():
+            i = int(np.argmin(is_legal))
+            legal = np.flatnonzero(self._observation.action_mask[i]).tolist()
+            raise InputError(f"action of environment {i}", int(actions[i]), "is not legal", f"legal: {legal}")
+        self._advance(0, self.num_envs, actions)
+        own, shadow = Totals.of(self._sims), Totals.of(self._shadows)
+        snapshot = self._snapshot(own.since(self._before[0]), shadow.since(self._before[1]))
+        self._look(0, self.num_envs)
+        scale = self._scale(snapshot)
+        reward, terms, is_flat = self.spec.reward.evaluate(snapshot, self._weights(), scale)
+        self._lengths += 1
+        overhang = (self._sims.num_in_system - self._shadows.num_in_system) / self._sims.num_replicas
+        terminated = overhang > self.spec.max_overhang
+        # Ending early must not pay: the excess goes on for a while, at its present rate.
+        excess = self._sims.num_in_system - self._shadows.num_in_system
+        reward = reward - np.where(terminated, excess * self.spec.bad_end_s / scale, 0.0)
+        truncated = ~terminated & ((self._lengths >= self.spec.decisions) | (self._sims.status != DECISION))
+        self._returns += reward
+        groups = self.group.copy()
+        episodes = self._end(terminated | truncated, own, shadow)
+        self._before = Totals.of(self._sims), Totals.of(self._shadows)
+        return Step(
+            observation=self._observation,
+            reward=reward.astype(np.float32),
+            elapsed_s=snapshot.own.now.astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            final_observation=self._final,
+            groups=groups,
+            terms={name: term.astype(np.float32) for name, term in terms.items()},
+            is_flat=is_flat,
+            episodes=episodes,
+        )
+
+    def _scale(self, snapshot: Snapshot) -> NDArray[np.float64]:
+        """[N] what a second costs here: the usual price, or the shadow's of late where it is more.
+
+        A queue that grows without end would otherwise drown all scenarios in which none does. It follows from
+        the arrivals alone, so no policy can gain by moving it.
+        """
+        usual = self._scales[self.group]
+        if self.spec.reward.scale == "none":
+            return usual
+        elapsed_s = snapshot.shadow.now
+        share = -np.expm1(-elapsed_s / PRICE_SMOOTHING_S)
+        price = self._price(snapshot.shadow) / np.maximum(elapsed_s, 1e-9)
+        self._prices += share * (price - self._prices)
+        return np.maximum(self._prices, usual)
+
+    def _price(self, totals: Totals) -> NDArray[np.float64]:
+        """[N] the cost of what these totals count, by the objective."""
+        return (
+            self.objective.outstanding * totals.in_system_area
+            + self.objective.waiting * totals.unstarted_area
+            + self.objective.age * totals.age_area
+            + self.objective.slo * totals.slo_excess_s
+        )
+
+    def _snapshot(self, own: Totals, shadow: Totals) -> Snapshot:
+        sims = self._sims
+        mean = sims.sum_outstanding / sims.num_replicas
+        spread = sims.sum_squared_outstanding / sims.num_replicas - mean**2
+        before = self._latency_s
+        weight = own.num_completed / (own.num_completed + 10.0)
+        mean_e2e_s = own.sum_e2e_s / np.maximum(own.num_completed, 1.0)
+        first = np.where(before == 0.0, mean_e2e_s, before)
+        self._latency_s = first + weight * (mean_e2e_s - first)
+        fade = np.exp(-own.now / SMOOTHING_S)
+        self._throughput_rps = self._throughput_rps * fade + own.num_completed / SMOOTHING_S
+        return Snapshot(
+            own=own,
+            shadow=shadow,
+            outstanding_std=np.sqrt(np.maximum(spread, 0.0)),
+            outstanding_mean=mean,
+            outstanding_range=sims.outstanding_range.copy(),
+            latency_s=self._latency_s,
+            latency_before_s=np.where(before == 0.0, self._latency_s, before),
+            throughput_rps=self._throughput_rps,
+        )
+
+    def _end(self, is_over: Bools, own: Totals, shadow: Totals) -> Sequence[Episode]:
+        episodes = []
+        for i in np.flatnonzero(is_over).tolist():
+            for final, seen in zip(self._final, self._observation, strict=True):
+                final[i] = seen[i]
+            metrics = {
+                "in_system": float(self._sims.num_in_system[i]),
+                "shadow_in_system": float(self._shadows.num_in_system[i]),
+            }
+            length = int(self._lengths[i])
+            episodes.append(Episode(i, int(self.group[i]), float(self._returns[i]), length, metrics))
+            self._begin(i)
+            self._look(i, i + 1)
+        return episodes
+
+    def advise(self, teacher: int) -> NDArray[np.int64]:
+        actions: NDArray[np.int64] = np.zeros(self.num_envs, np.int64)
+        advise(self._sims, self._teachers[teacher].rows, actions, 0, self.num_envs)
+        # A heuristic that holds where the rule says there is room sends to the best it knows instead.
+        is_legal = self._observation.action_mask[np.arange(self.num_envs), actions]
+        return np.where(is_legal, actions, self._observation.action_mask.argmax(axis=1))
+
+
+def make_env(spec: RoutingSpec, num_envs: int) -> RoutingEnv:
+    return RoutingEnv(spec, num_envs)

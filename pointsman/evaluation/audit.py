@@ -1,0 +1,206 @@
+"""What the features of an observation look like in practice: their range, and those that say nothing.
+
+A feature without variance is dead weight, one that sits at a bound nearly always says little, and one far
+from 1 drowns the others until the network's own scaling has caught up. Rollouts of several policies, because
+what varies depends on who decides: a good router never shows what overload looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.envs.entity import Feature, Observation
+from pointsman.envs.routing import RoutingEnv, RoutingSpec
+from pointsman.errors import InputError
+from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.policies.spec import PolicySpec
+from pointsman.spec import parse_spec
+
+# Together they move every feature that we know how to move.
+SCENARIOS = (
+    "steady-chat",
+    "mixed-hardware",
+    "random-hardware",
+    "tight-memory",
+    "overload",
+    "straggler",
+    "long-context",
+)
+POLICIES = ("random", "round-robin", "least-outstanding", "least-delay", "hold-until-room")
+NUM_DECISIONS = 20_000
+
+MAX_REPLICAS = 64  # of the widest scenario
+FLAT_STD = 1e-6
+STUCK_SHARE = 0.95
+HIGHEST = 10.0  # what networks clip scaled features at
+
+Advance = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One feature over all rollouts."""
+
+    feature: Feature
+    part: str  # replica, context, or critic: which part of the observation it stands in
+    low: float
+    high: float
+    mean: float
+    std: float
+    at_low: float  # share of the values that equal the lowest one seen
+    at_high: float
+    flat_in: tuple[str, ...]  # scenarios in which it never varies
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        if not np.isfinite([self.low, self.high]).all():
+            return ("not finite",)
+        found = []
+        if self.std <= FLAT_STD:
+            found.append("dead")
+        elif max(self.at_low, self.at_high) >= STUCK_SHARE:
+            found.append("saturated")
+        if max(abs(self.low), abs(self.high)) > HIGHEST:
+            found.append("out of range")
+        return tuple(found)
+
+
+class Samples(NamedTuple):
+    """Observations of one scenario, replica by replica and decision by decision."""
+
+    replicas: NDArray[np.float32]  # [decisions * replicas, F], without padding
+    context: NDArray[np.float32]  # [decisions, C]
+    privileged: NDArray[np.float32]  # [decisions, P]
+
+
+def audit(
+    scenarios: Sequence[str] = SCENARIOS,
+    policies: Sequence[str] = POLICIES,
+    num_decisions: int = NUM_DECISIONS,
+    seed: int = 0,
+    advance: Advance | None = None,
+) -> list[Audited]:
+    """Every feature, over `num_decisions` decisions spread evenly over scenarios and policies."""
+    samples = record(scenarios, policies, num_decisions, seed, advance)
+    return summarise(samples)
+
+
+def record(
+    scenarios: Sequence[str], policies: Sequence[str], num_decisions: int, seed: int, advance: Advance | None
+) -> dict[str, Samples]:
+    """Observations by scenario. One environment for each pair of a scenario and a policy."""
+    if num_decisions < 1:
+        raise InputError("--decisions", num_decisions, "is not positive", "use some thousands")
+    specs = [parse_spec(PolicySpec, {"kind": name}, "policy") for name in dict.fromkeys(policies)]
+    scenarios = tuple(dict.fromkeys(scenarios))
+    num_envs = len(scenarios) * len(specs)
+    num_steps = -(-num_decisions // num_envs)
+    # Rewards are not looked at, so their scale need not be found. One more decision than we make: at the end
+    # of an episode the next one would be drawn.
+    spec = parse_spec(
+        RoutingSpec,
+        {
+            "scenarios": scenarios,
+            "teachers": tuple(specs),
+            "max_replicas": MAX_REPLICAS,
+            "decisions": num_steps + 1,
+            "reward": {"scale": "none"},
+        },
+        "env",
+    )
+    env = RoutingEnv(spec, num_envs)
+    drivers = Drivers(env, specs, seed)
+    kept: list[list[Samples]] = [[] for _ in scenarios]
+    observation = env.reset(seed)
+    for _ in range(num_steps):
+        for group, parts in enumerate(kept):
+            parts.append(_rows(observation, env.group == group))
+        observation = env.step(drivers.decide(observation)).observation
+        if advance:
+            advance(1 / num_steps)
+    return {
+        name: Samples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        for name, parts in zip(scenarios, kept, strict=True)
+    }
+
+
+class Drivers:
+    """Who decides where: environment i belongs to scenario i % G and to policy i // G.
+
+    Advice does not change the one who gives it, so those who draw or take turns would repeat themselves:
+    they are played here.
+    """
+
+    def __init__(self, env: RoutingEnv, policies: Sequence[PolicySpec], seed: int) -> None:
+        self.env = env
+        self.kinds = [policy.kind for policy in policies]
+        self.of_env = np.arange(env.num_envs) // len(env.groups)
+        self.rng = np.random.default_rng(seed)
+        self.num_decisions = 0
+
+    def decide(self, observation: Observation) -> NDArray[np.int64]:
+        """[N] actions, all legal."""
+        mask = observation.action_mask
+        actions: NDArray[np.int64] = np.zeros(len(mask), np.int64)
+        for index, kind in enumerate(self.kinds):
+            if kind == "random":
+                chosen = (self.rng.random(mask.shape) * mask).argmax(axis=1)
+            elif kind == "round-robin":
+                chosen = _next_legal(mask, observation.entity_mask.sum(axis=1), self.num_decisions)
+            else:
+                chosen = self.env.advise(index)
+            is_its = self.of_env == index
+            actions[is_its] = chosen[is_its]
+        self.num_decisions += 1
+        return actions
+
+
+def _next_legal(mask: NDArray[np.bool_], num_replicas: NDArray[np.int64], turn: int) -> NDArray[np.int64]:
+    """[N] the replica whose turn it is, or the first legal one where it may not be taken."""
+    wanted = 1 + turn % num_replicas
+    is_legal = mask[np.arange(len(mask)), wanted]
+    return np.where(is_legal, wanted, mask.argmax(axis=1))
+
+
+def _rows(observation: Observation, envs: NDArray[np.bool_]) -> Samples:
+    entities = observation.entities[envs]
+    return Samples(
+        entities[observation.entity_mask[envs]],
+        observation.context[envs].copy(),
+        observation.privileged[envs].copy(),
+    )
+
+
+def summarise(samples: dict[str, Samples]) -> list[Audited]:
+    parts = (
+        ("replica", "replicas", ENTITY_FEATURES),
+        ("context", "context", CONTEXT_FEATURES),
+        ("critic", "privileged", PRIVILEGED_FEATURES),
+    )
+    return [
+        _summary(feature, part, {name: getattr(one, field)[:, column] for name, one in samples.items()})
+        for part, field, features in parts
+        for column, feature in enumerate(features)
+    ]
+
+
+def _summary(feature: Feature, part: str, by_scenario: dict[str, NDArray[np.float32]]) -> Audited:
+    values = np.concatenate(list(by_scenario.values())).astype(np.float64)
+    low, high = float(values.min()), float(values.max())
+    near = 1e-6 * max(1.0, abs(low), abs(high))
+    return Audited(
+        feature=feature,
+        part=part,
+        low=low,
+        high=high,
+        mean=float(values.mean()),
+        std=float(values.std()),
+        at_low=float(np.mean(values <= low + near)),
+        at_high=float(np.mean(values >= high - near)),
+        flat_in=tuple(name for name, part in by_scenario.items() if np.ptp(part) <= FLAT_STD),
+    )

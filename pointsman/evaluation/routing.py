@@ -1,0 +1,93 @@
+"""How good a routing policy is while it trains: arg-max decisions on fixed selection seeds, beside baselines.
+
+A block is one seed of every scenario. Its return is the cost saved against least-outstanding, as a share:
+0 means as good as today's router, 0.2 a fifth less cost (geometric mean over scenarios). `eval_score`, which
+chooses the best checkpoint, also charges what a mean would hide: any scenario in which a headline latency is
+worse than least-outstanding's.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.envs.episodes import RANDOM
+from pointsman.envs.routing import RoutingSpec
+from pointsman.evaluation.compare import HEADLINES
+from pointsman.evaluation.objective import find_objective
+from pointsman.evaluation.scenarios import DEFAULT, SELECTION_SEEDS, find_scenario
+from pointsman.evaluation.simulate import AnyPolicy, Prepared, prepare, simulate
+from pointsman.policies.checkpoint import Checkpoint
+from pointsman.policies.spec import PolicySpec
+
+BASELINE = "least-outstanding"
+RIVALS = ("random", "round-robin")
+NUM_THREADS = 2
+
+
+class Selection:
+    """An `Evaluate` for the trainer: a checkpoint in, metrics named eval_* out."""
+
+    def __init__(self, spec: RoutingSpec) -> None:
+        self.objective = find_objective(spec.objective)
+        trained_on = [name for name in spec.scenarios if name != RANDOM]
+        self.scenarios = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
+        self.seeds = SELECTION_SEEDS[: spec.evaluation.seeds]
+        self.hold = spec.hold.model_dump()
+
+    @cached_property
+    def _prepared(self) -> list[Prepared]:
+        """Scenario by scenario, seed by seed."""
+        return [prepare(find_scenario(name).config(seed)) for name in self.scenarios for seed in self.seeds]
+
+    def measure(self, policy: AnyPolicy) -> dict[str, NDArray[np.float64]]:
+        """[scenarios, seeds] of every headline, of the cost, and of requests/s."""
+        outcomes = simulate(self._prepared, NUM_THREADS, policies=[policy] * len(self._prepared))
+        shape = (len(self.scenarios), len(self.seeds))
+        table = {
+            name: np.array([one.metrics[name] for one in outcomes]).reshape(shape)
+            for name in (*HEADLINES, "requests_per_s", "held_share")
+        }
+        cost = [self.objective.cost(one.metrics) for one in outcomes]
+        return table | {"cost": np.array(cost).reshape(shape)}
+
+    @cached_property
+    def baselines(self) -> dict[str, dict[str, NDArray[np.float64]]]:
+        return {name: self.measure(PolicySpec(kind=name)) for name in (BASELINE, *RIVALS)}
+
+    def block_returns(self, table: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """[seeds] cost saved against the baseline, as a share."""
+        ratios = table["cost"] / self.baselines[BASELINE]["cost"]
+        returns: NDArray[np.float64] = 1.0 - np.exp(np.log(ratios).mean(axis=0))
+        return returns
+
+    def __call__(self, checkpoint: Checkpoint) -> dict[str, float]:
+        table = self.measure(checkpoint)
+        baseline = self.baselines[BASELINE]
+        blocks = self.block_returns(table)
+        metrics = {
+            "eval_mean_return": float(blocks.mean()),
+            "eval_min_block_return": float(blocks.min()),
+            "eval_max_block_return": float(blocks.max()),
+        }
+        metrics |= {f"eval_block{k}_return": float(value) for k, value in enumerate(blocks)}
+        regressions = []
+        for name in HEADLINES:
+            logs = np.log(table[name].mean(axis=1) / baseline[name].mean(axis=1))  # by scenario
+            metrics[f"eval_{name}"] = float(np.expm1(logs.mean()))
+            regressions.append(np.maximum(0.0, logs).mean())
+        for scenario, row, before in zip(self.scenarios, table["cost"], baseline["cost"], strict=True):
+            metrics[f"eval_cost/{scenario}"] = float(row.mean() / before.mean() - 1.0)
+        for rival in RIVALS:
+            metrics[f"eval_{rival}_return"] = float(self.block_returns(self.baselines[rival]).mean())
+        metrics["eval_noop_frac"] = float(table["held_share"].mean())
+        metrics["eval_invalid_frac"] = 0.0  # the kernel chooses among legal actions only
+        metrics["eval_baseline_score"] = 0.0
+        metrics["eval_score"] = metrics["eval_mean_return"] - float(np.sum(regressions))
+        return metrics
+
+
+def make_evaluate(spec: RoutingSpec) -> Selection:
+    return Selection(spec)

@@ -1,0 +1,290 @@
+"""The weights of `linear-score`, found by search: a policy in minutes, and the rival of every trained one.
+
+A score is a weighted sum of signals, lowest wins, so only the direction of the weights matters. The search
+(evolution.py) moves in units of each signal's typical spread between replicas, measured first; it minimises
+the geometric mean, over situations and seeds, of the cost relative to least-outstanding on the same arrivals.
+Every generation sees other seeds, all of them from `SELECTION_SEEDS`; the last word has a block of them that
+the search never saw, so a lucky generation is not mistaken for a good policy.
+
+A sum cannot divide a load by a replica's speed. Where speeds differ, that is left to the signals in seconds
+(`prefill_backlog_s`, `work_s`), which are loads times the time each takes there, and to the static ones
+(`step_floor_s`, `prefill_s_per_token`), with which a slow replica starts at a disadvantage.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.config import Config
+from pointsman.evaluation.compare import BATCH_REQUESTS
+from pointsman.evaluation.evolution import EvolutionStrategy
+from pointsman.evaluation.objective import Objective
+from pointsman.evaluation.scenarios import SELECTION_SEEDS, Scenario
+from pointsman.evaluation.simulate import Prepared, prepare, run_to_end, simulate
+from pointsman.policies.spec import PolicySpec, PolicyTables
+from pointsman.signals import SIGNAL_INDEX
+from pointsman.simulator.cluster import Clusters
+
+BASELINE = PolicySpec(kind="least-outstanding")
+
+TUNED_SIGNALS = (
+    "outstanding",
+    "waiting",
+    "remaining_tokens",
+    "kv_use",
+    "prefill_backlog_s",
+    "work_s",
+    "oldest_wait_s",
+    "ttft_s",
+    "step_s",
+    "scraped_waiting",
+    "step_floor_s",
+    "prefill_s_per_token",
+)
+
+# In units of each signal's spread. The first is least-outstanding itself, and all have some of it.
+STARTS: tuple[Mapping[str, float], ...] = (
+    {"outstanding": 1.0},
+    {"prefill_backlog_s": 1.0, "outstanding": 0.3},
+    {"work_s": 1.0, "prefill_backlog_s": 0.7, "outstanding": 0.3, "waiting": 0.3},
+)
+STEP_SIZE = 0.2  # of weights that together have length 1
+
+REQUESTS_PER_SCORE = 32_000  # a policy is judged by at least as many, over situations and seeds
+MIN_SEEDS = 2
+MAX_KEPT_REQUESTS = 20_000_000  # of prepared workloads; beyond, they are prepared again when needed
+NUM_BLOCKS = 8  # of seeds, one a generation, then the first again: preparing a workload takes time, too
+NUM_CHECK_BLOCKS = 4
+
+# A scenario is searched on in short: policies differ by as much in a quarter of its requests.
+SHORTENED = 4
+
+Floats = NDArray[np.float64]
+Situation = Callable[[int], Config]  # the configuration for a seed
+Progress = Callable[[float], None]  # gets what share of the budget was used since the last call
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Simulated decisions, or minutes; with decisions, the result depends on nothing but the seed."""
+
+    decisions: int | None = None
+    minutes: float | None = None
+
+    def share(self, num_decisions: int, elapsed_s: float) -> float:
+        if self.decisions is not None:
+            return num_decisions / self.decisions
+        assert self.minutes is not None
+        return elapsed_s / (60 * self.minutes)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    policy: PolicySpec
+    influence: dict[str, float]  # of each signal: its weight times its spread, as a share of all
+    cost_ratio: float  # to least-outstanding, geometric mean over situations and `check_seeds`
+    search_seeds: range
+    check_seeds: range
+    num_generations: int
+    num_decisions: int
+
+
+def shortened(scenario: Scenario, overrides: Sequence[str] = ()) -> Situation:
+    """Unless the user says how long it is to be."""
+    lengths = ("workload=", "workload.requests=", "workload.duration_s=")
+    if any(override.startswith(lengths) for override in overrides):
+        return lambda seed: scenario.config(seed, overrides)
+    num_requests = scenario.config(0, overrides).workload.requests
+    assert num_requests is not None
+    short = [*overrides, f"workload.requests={num_requests // SHORTENED}"]
+    return lambda seed: scenario.config(seed, short)
+
+
+def tune(
+    situations: Sequence[Situation],
+    objective: Objective,
+    budget: Budget,
+    seed: int = 0,
+    base_dir: Path | None = None,
+    num_threads: int = 1,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Search until the budget is used up, then choose between the start, the last mean and their average."""
+    meter = _Meter(budget, progress)
+    bench = Bench(situations, objective, base_dir, num_threads)
+    block = max(MIN_SEEDS, REQUESTS_PER_SCORE // bench.num_requests)
+    block = min(block, len(SELECTION_SEEDS) // (NUM_BLOCKS + NUM_CHECK_BLOCKS))
+    search_seeds = SELECTION_SEEDS[: NUM_BLOCKS * block]
+    check_seeds = SELECTION_SEEDS[-NUM_CHECK_BLOCKS * block :]
+    space = WeightSpace(bench.signal_spreads(search_seeds[:block]))
+    starts = [space.point(start) for start in STARTS]
+    scores = bench.scores([space.policy(point) for point in starts], search_seeds[:block])
+    start = starts[int(np.argmin(scores))]
+    search = EvolutionStrategy(start, STEP_SIZE, np.random.default_rng(seed))
+    average, num_generations, share = start, 0, 0.0
+    # Room for another generation, and for the choice at the end, which is as much work.
+    while share * (num_generations + 2) <= max(num_generations, 1):
+        first = num_generations * block % len(search_seeds)
+        policies = [space.policy(point) for point in search.ask()]
+        search.tell(bench.scores(policies, search_seeds[first : first + block]))
+        search.rescale()
+        num_generations += 1
+        # Later means count more. The average of noisy steps is often better than the last of them.
+        average = average + 2 / (num_generations + 1) * (search.mean - average)
+        share = meter.share(bench.num_decisions)
+    finalists = [start, search.mean, average]
+    scores = bench.scores([space.policy(point) for point in finalists], check_seeds)
+    best = finalists[int(np.argmin(scores))]
+    meter.finish()
+    return Tuned(
+        space.policy(best),
+        space.influence(best),
+        math.exp(float(scores.min())),
+        search_seeds,
+        check_seeds,
+        num_generations,
+        bench.num_decisions,
+    )
+
+
+class _Meter:
+    """How much of the budget is used, shown as it grows."""
+
+    def __init__(self, budget: Budget, progress: Progress | None) -> None:
+        self._budget = budget
+        self._progress = progress
+        self._started = time.perf_counter()
+        self._shown = 0.0
+
+    def share(self, num_decisions: int) -> float:
+        share = self._budget.share(num_decisions, time.perf_counter() - self._started)
+        self._show(min(share, 1.0))
+        return share
+
+    def finish(self) -> None:
+        self._show(1.0)
+
+    def _show(self, share: float) -> None:
+        if self._progress:
+            self._progress(share - self._shown)
+        self._shown = share
+
+
+class WeightSpace:
+    """Points [D] of length 1: the weights of the signals that differ at all, in units of their spread."""
+
+    def __init__(self, spreads: Mapping[str, float]) -> None:
+        if spreads["outstanding"] == 0:  # hardly any load: a policy needs some signal all the same
+            spreads = {**spreads, "outstanding": 1.0}
+        self.names = [name for name in TUNED_SIGNALS if spreads[name] > 0]
+        self._spreads = np.array([spreads[name] for name in self.names])
+
+    def point(self, weights: Mapping[str, float]) -> Floats:
+        point = np.array([weights.get(name, 0.0) for name in self.names])
+        normed: Floats = point / np.linalg.norm(point)
+        return normed
+
+    def policy(self, point: Floats) -> PolicySpec:
+        """Rounded to what a person would read: the policy that is judged is the one that is written."""
+        weights = [float(f"{weight:.4g}") for weight in point / self._spreads]
+        named = {name: weight for name, weight in zip(self.names, weights, strict=True) if weight}
+        return PolicySpec(kind="linear-score", weights=named)
+
+    def influence(self, point: Floats) -> dict[str, float]:
+        shares = np.abs(point) / np.abs(point).sum()
+        return {name: float(share) for name, share in zip(self.names, shares, strict=True)}
+
+
+class Bench:
+    """Runs policies on situations, and counts the decisions that takes."""
+
+    def __init__(
+        self, situations: Sequence[Situation], objective: Objective, base_dir: Path | None, num_threads: int
+    ) -> None:
+        self.num_decisions = 0
+        self._situations = situations
+        self._objective = objective
+        self._base_dir = base_dir
+        self._num_threads = num_threads
+        self._num_kept = 0
+        self._prepared: dict[tuple[int, int], Prepared] = {}
+        self._baseline: dict[tuple[int, int], float] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Of all situations, for one seed."""
+        return sum(len(self._prepare((index, 0)).workload) for index in range(len(self._situations)))
+
+    def scores(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> Floats:
+        """[P] the logarithm of the cost relative to least-outstanding, mean over situations and seeds."""
+        total = np.zeros(len(policies))
+        for seed in seeds:
+            for index in range(len(self._situations)):
+                key = (index, seed)
+                if key not in self._baseline:
+                    self._baseline[key] = float(self._costs([BASELINE], key)[0])
+                total += np.log(self._costs(policies, key) / self._baseline[key])
+        return total / (len(seeds) * len(self._situations))
+
+    def _costs(self, policies: Sequence[PolicySpec], key: tuple[int, int]) -> Floats:
+        prepared = self._prepare(key)
+        portion = max(1, BATCH_REQUESTS // len(prepared.workload))
+        costs: list[float] = []
+        for first in range(0, len(policies), portion):
+            some = policies[first : first + portion]
+            for outcome in simulate([prepared] * len(some), self._num_threads, policies=some):
+                costs.append(self._objective.cost(outcome.metrics))
+                self.num_decisions += int(outcome.metrics["decisions"])
+        return np.array(costs)
+
+    def _prepare(self, key: tuple[int, int]) -> Prepared:
+        if key in self._prepared:
+            return self._prepared[key]
+        index, seed = key
+        prepared = prepare(self._situations[index](seed), self._base_dir)
+        self._num_kept += len(prepared.workload)
+        if self._num_kept <= MAX_KEPT_REQUESTS:
+            self._prepared[key] = prepared
+        return prepared
+
+    def signal_spreads(self, seeds: Sequence[int]) -> dict[str, float]:
+        """How much each tuned signal differs between replicas while least-outstanding routes.
+
+        The geometric mean over the situations in which it differs at all; 0 if there is none.
+        """
+        rows = [SIGNAL_INDEX[name] for name in TUNED_SIGNALS]
+        spreads = []
+        for seed in seeds:
+            for index in range(len(self._situations)):
+                spreads.append(self._spread(self._prepare((index, seed)))[rows])
+        table = np.array(spreads)
+        is_seen = table > 1e-12
+        logs = np.log(table, where=is_seen, out=np.zeros_like(table)).sum(axis=0) / is_seen.sum(axis=0).clip(
+            1
+        )
+        means = np.where(is_seen.any(axis=0), np.exp(logs), 0.0)
+        return {name: float(mean) for name, mean in zip(TUNED_SIGNALS, means, strict=True)}
+
+    def _spread(self, prepared: Prepared) -> Floats:
+        """[signals] standard deviation over replicas, mean over the run."""
+        config = prepared.config
+        clusters = Clusters([config.cluster], [prepared.plans], [prepared.workload], [config.seed])
+        # The weight of a derived signal, too small to matter, has them all computed.
+        watched = PolicySpec(kind="linear-score", weights={"outstanding": 1.0, "work_s": 1e-9})
+        seen: list[Floats] = []
+        run_to_end(
+            clusters,
+            PolicyTables([watched]),
+            progress=lambda _: None,
+            on_pause=lambda: seen.append(clusters.signals[0].std(axis=1)),
+        )
+        self.num_decisions += int(clusters.sims[0].num_decisions)
+        mean: Floats = np.mean(seen, axis=0)
+        return mean

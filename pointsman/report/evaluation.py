@@ -1,0 +1,148 @@
+"""One policy against each of several others: the tables and files of `pointsman evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pointsman.evaluation.bootstrap import Ratio
+from pointsman.evaluation.compare import COST, Comparison, geometric_mean
+from pointsman.report.comparison import ComparisonReport
+from pointsman.report.files import write_files
+from pointsman.report.plain import to_json
+from pointsman.report.tables import change, direction, label, markdown, metric_text
+
+# All that a policy is judged by (V3 of the requirements), as rows of a table.
+METRICS: Mapping[str, str] = {
+    **{
+        f"{latency}_{statistic}_s": f"{name} {statistic if statistic == 'mean' else statistic.upper()}"
+        for latency, name in (("ttft", "TTFT"), ("e2e", "e2e"))
+        for statistic in ("mean", "p50", "p90", "p95", "p99")
+    },
+    "tpot_mean_s": "TPOT mean",
+    "tbt_p99_s": "TBT P99",
+    "queueing_p99_s": "queueing P99",
+    "slo_excess_mean_s": "beyond SLO",
+    "requests_per_s": "requests/s",
+    "tokens_per_s": "tokens/s",
+    "goodput_per_s": "goodput/s",
+    "good_share": "within SLO",
+    "imbalance_cv": "imbalance CV",
+    "preemptions": "preemptions",
+    "held_share": "held",
+    COST: "cost",
+}
+_MORE_IS_BETTER = ("requests_per_s", "tokens_per_s", "goodput_per_s", "good_share")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of the policy against another, in a metric."""
+
+    text: str
+    direction: int  # -1 better, 1 worse, 0 if the interval holds no change
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Comparisons whose first policy is the one to judge."""
+
+    base: ComparisonReport
+
+    @property
+    def comparisons(self) -> Sequence[Comparison]:
+        return self.base.comparisons
+
+    @property
+    def policy(self) -> str:
+        return self.comparisons[0].names[0]
+
+    @property
+    def against(self) -> list[str]:
+        return self.comparisons[0].names[1:]
+
+    @property
+    def metrics(self) -> list[str]:
+        return [name for name in METRICS if name in self.comparisons[0].metrics[self.policy]]
+
+    @cached_property
+    def geometric_means(self) -> dict[str, dict[str, Ratio]]:
+        """By other policy and metric, over all comparisons."""
+        names = self.metrics
+        return {
+            other: dict(zip(names, geometric_mean(self.comparisons, names, self.policy, other), strict=True))
+            for other in self.against
+        }
+
+    def results(self) -> dict[str, Any]:
+        """What a comparison has, and the policy's ratio to each of the others."""
+        return self.base.results() | {
+            "policy": self.policy,
+            "against": {
+                other: {one.name: _plain(one.ratios_between(self.policy, other)) for one in self.comparisons}
+                for other in self.against
+            },
+            "geometric_mean_against": {other: _plain(row) for other, row in self.geometric_means.items()},
+        }
+
+    def metric_rows(self, one: Comparison) -> list[tuple[str, str, list[Change]]]:
+        """Header, value, and the change against each other policy, metric by metric."""
+        ratios = [one.ratios_between(self.policy, other) for other in self.against]
+        return [
+            (METRICS[name], metric_text(one, self.policy, name), [_change(row[name], name) for row in ratios])
+            for name in self.metrics
+        ]
+
+    def scenario_rows(self) -> list[tuple[str, list[Change]]]:
+        """The changes of the headlines against the first other policy, scenario by scenario."""
+        rows = []
+        for one in self.comparisons:
+            ratios = one.ratios_between(self.policy, self.against[0])
+            rows.append((one.name, [_change(ratios[name], name) for name in self.base.headlines]))
+        return rows
+
+    def summary_rows(self) -> list[tuple[str, list[Change]]]:
+        """The changes of the headlines over all scenarios, other policy by other policy."""
+        return [
+            (label(self.comparisons[0], other), [_change(row[name], name) for name in self.base.headlines])
+            for other, row in self.geometric_means.items()
+        ]
+
+    def markdown(self) -> str:
+        parts = [f"# {self.policy}"]
+        headers = [METRICS[name] for name in self.base.headlines]
+        if len(self.comparisons) > 1:
+            tables = (
+                ("Against each policy over all scenarios: geometric mean", "against", self.summary_rows()),
+                (f"Against {self.against[0]} in each scenario", "scenario", self.scenario_rows()),
+            )
+            for title, first, rows in tables:
+                cells = [[name, *(one.text for one in changes)] for name, changes in rows]
+                parts.append(f"## {title}\n\n{markdown([first, *headers], cells)}")
+        for one in self.comparisons:
+            cells = [
+                [name, value, *(cell.text for cell in row)] for name, value, row in self.metric_rows(one)
+            ]
+            header = ["metric", self.policy, *(f"against {label(one, other)}" for other in self.against)]
+            parts.append(f"## {self.policy} on {one.name}\n\n{markdown(header, cells)}")
+        return "\n\n".join([*parts, self.base.markdown()])
+
+    def write(self, folder: Path) -> None:
+        contents = {
+            "results.json": to_json(self.results(), indent=1) + "\n",
+            "table.md": self.markdown(),
+            "report.html": self.base.html(),
+        }
+        write_files(folder, contents)
+
+
+def _plain(ratios: Mapping[str, Ratio]) -> dict[str, dict[str, float]]:
+    return {name: vars(ratio) for name, ratio in ratios.items()}
+
+
+def _change(ratio: Ratio, metric: str) -> Change:
+    sign = -1 if metric in _MORE_IS_BETTER else 1
+    return Change(change(ratio), sign * direction(ratio))

@@ -1,0 +1,124 @@
+"""The memory of one rollout: T steps of N environments, allocated once, filled in place.
+
+Arrays and tensors are two views of the same memory: environments write the one, the network reads the other.
+Row t is what the actors saw and did at step t; observations have a row more, for what followed the last step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pointsman.envs.entity import EntitySpace, Episode, Observation, Step
+from pointsman.training.networks import TensorObservation
+
+QUANTILES = {"p01": 0.01, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+class Ending(NamedTuple):
+    """What was seen last in the episodes that were cut off at step t: their value is still to come."""
+
+    t: int
+    envs: NDArray[np.int64]  # [k]
+    observation: TensorObservation  # [k, ...]
+    state: Tensor | None  # [k, width]
+
+
+class Buffers:
+    """Buffers [T, N, ...] and what is counted while they fill."""
+
+    def __init__(self, num_steps: int, num_envs: int, space: EntitySpace, state_width: int) -> None:
+        self.num_steps, self.num_envs = num_steps, num_envs
+        shape = (num_steps, num_envs)
+        rows = (num_steps + 1, num_envs)
+        num_features = len(space.entity_features)
+        self.arrays = Observation(
+            np.zeros((*rows, space.num_entities, num_features), np.float32),
+            np.zeros((*rows, len(space.context_features)), np.float32),
+            np.zeros((*rows, space.num_entities), np.bool_),
+            np.zeros((*rows, space.num_actions), np.bool_),
+            np.zeros((*rows, len(space.privileged_features)), np.float32),
+        )
+        self.observation = TensorObservation.from_numpy(self.arrays)  # [T + 1, N, ...]
+        self.actions = np.zeros(shape, np.int64)
+        self.teacher_actions = np.zeros(shape, np.int64)
+        self.logp = np.zeros(shape, np.float32)
+        self.rewards = np.zeros(shape, np.float32)
+        self.elapsed_s = np.zeros(shape, np.float32)
+        self.terminated = np.zeros(shape, np.bool_)
+        self.truncated = np.zeros(shape, np.bool_)
+        self.is_flat = np.zeros(shape, np.bool_)
+        self.groups = np.zeros(shape, np.int64)
+        self.is_start = np.zeros(rows, np.bool_)
+        self.states = torch.zeros(*rows, state_width) if state_width else None  # before each decision
+        self.clear()
+
+    def clear(self) -> None:
+        self.endings: list[Ending] = []
+        self.episodes: list[Episode] = []
+        self.terms: dict[str, NDArray[np.float32]] = {}
+
+    def see(self, t: int, observation: Observation) -> TensorObservation:
+        """Copy what is acted on at step t; returns it as tensors [N, ...]."""
+        for buffer, array in zip(self.arrays, observation, strict=True):
+            buffer[t] = array
+        return TensorObservation(*(tensor[t] for tensor in self.observation))
+
+    def record(self, t: int, step: Step, state: Tensor | None) -> None:
+        """What followed the actions of step t; `state` [N, width] is the memory after them."""
+        self.rewards[t], self.elapsed_s[t], self.groups[t] = step.reward, step.elapsed_s, step.groups
+        self.terminated[t], self.truncated[t] = step.terminated, step.truncated
+        self.is_flat[t] = step.is_flat
+        self.is_start[t + 1] = step.terminated | step.truncated
+        for name, values in step.terms.items():
+            self.terms.setdefault(name, np.zeros_like(self.rewards))[t] = values
+        self.episodes.extend(step.episodes)
+        envs = np.flatnonzero(step.truncated & ~step.terminated)
+        if len(envs):
+            seen = TensorObservation(*(torch.from_numpy(array[envs]) for array in step.final_observation))
+            self.endings.append(Ending(t, envs, seen, None if state is None else state[envs]))
+
+    def metrics(self) -> dict[str, float]:
+        """Of rewards, before they are clipped, and actions."""
+        raw = sum(self.terms.values(), np.zeros_like(self.rewards)) if self.terms else self.rewards
+        legal = np.take_along_axis(self.arrays.action_mask[:-1], self.actions[..., None], axis=-1)
+        shares = (
+            np.bincount(self.actions.ravel(), minlength=self.arrays.action_mask.shape[-1]) / self.actions.size
+        )
+        return {
+            "reward_mean": float(self.rewards.mean()),
+            "reward_raw_mean": float(raw.mean()),
+            "reward_raw_std": float(raw.std()),
+            **{f"reward_raw_{name}": float(np.quantile(raw, q)) for name, q in QUANTILES.items()},
+            "reward_zero_frac": float((raw == 0).mean()),
+            "reward_clipped_frac": float(self.is_flat.mean()),
+            **{f"reward/{name}": float(values.mean()) for name, values in self.terms.items()},
+            "invalid_frac": float(1.0 - legal.mean()),
+            "noop_frac": float(shares[0]),
+            "action_frac_max": float(shares[1:].max()),
+            "action_frac_min": float(shares[1:].min()),
+            "elapsed_mean_s": float(self.elapsed_s.mean()),
+        }
+
+
+def episode_metrics(episodes: list[Episode], groups: tuple[str, ...]) -> dict[str, float]:
+    """Means over the episodes that ended; nothing where none did."""
+    if not episodes:
+        return {}
+    columns: dict[str, list[float]] = {}
+
+    def add(name: str, value: Any) -> None:
+        columns.setdefault(name, []).append(float(value))
+
+    for episode in episodes:
+        add("mean_ep_return", episode.episode_return)
+        add("mean_ep_length", episode.length)
+        if len(groups) > 1:
+            add(f"group/{groups[episode.group]}", episode.episode_return)
+        for name, value in episode.metrics.items():
+            add(f"episode/{name}", value)
+    return {name: float(np.mean(values)) for name, values in columns.items()}

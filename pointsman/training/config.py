@@ -1,0 +1,128 @@
+"""The configuration of a training run: what to learn on, with which network, how, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import BeforeValidator, Field, model_validator
+
+from pointsman.errors import InputError
+from pointsman.policies.checkpoint import NetworkSpec
+from pointsman.spec import Spec, apply_override, parse_spec, read_yaml
+from pointsman.training.curriculum import CurriculumSpec
+from pointsman.training.exploration import ExplorationSpec
+from pointsman.training.ppo import PpoSpec
+from pointsman.training.problems import complete
+from pointsman.training.safety import SafetySpec
+from pointsman.training.warm_start import WarmStartSpec
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+class RunSpec(Spec):
+    """How long, how much at a time, how often. An update is T rollout steps of all N environments."""
+
+    minutes: float | None = Field(default=None, gt=0, description="length of the run [min]; or give steps")
+    steps: int | None = Field(
+        default=None, ge=1, description="length of the run [decisions]; or give minutes"
+    )
+    seed: int = Field(default=0, ge=0, description="of weights, environments, actions and minibatches")
+    workers: int = Field(
+        default=1, ge=1, le=64, description="processes that share environments and gradients"
+    )
+    num_envs: int = Field(default=64, ge=1, description="N, environments, of all workers together")
+    rollout_steps: int = Field(default=128, ge=2, description="T, decisions of an environment in an update")
+    settle_steps: int = Field(
+        default=256, ge=0, description="random decisions of an environment that set the feature scales first"
+    )
+    headroom_steps: int = Field(
+        default=128,
+        ge=0,
+        description="decisions an environment makes by each heuristic, to see what there is to earn; 0: none",
+    )
+    average_updates: int = Field(
+        default=30, ge=1, description="[updates] what is judged and kept is the average of their policies"
+    )
+    evaluate_every: int = Field(default=20, ge=1, description="[updates]")
+    checkpoint_every: int = Field(
+        default=20, ge=1, description="[updates]; environments start anew at each, so that resuming is exact"
+    )
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if (self.minutes is None) == (self.steps is None):
+            problem = "missing" if self.minutes is None else "given beside run.steps"
+            raise InputError("run.minutes", self.minutes, problem, "give one of run.minutes, run.steps")
+        if self.num_envs % self.workers:
+            remedy = "choose a multiple"
+            raise InputError("run.num_envs", self.num_envs, f"no multiple of {self.workers} workers", remedy)
+        return self
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.num_envs * self.rollout_steps
+
+
+class TrainConfig(Spec):
+    env: Annotated[dict[str, Any], BeforeValidator(complete)] = Field(
+        description="what to learn on: `kind`, and what that environment takes"
+    )
+    network: NetworkSpec = NetworkSpec()
+    ppo: PpoSpec = PpoSpec()
+    exploration: ExplorationSpec = ExplorationSpec()
+    warm_start: WarmStartSpec | None = Field(
+        default=None, description="imitate heuristics first; off if null"
+    )
+    curriculum: CurriculumSpec | None = Field(default=None, description="easier tasks first; off if null")
+    safety: SafetySpec = SafetySpec()
+    run: RunSpec
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        rows = self.run.steps_per_update
+        if self.ppo.minibatch_size > rows:
+            raise InputError(
+                "ppo.minibatch_size",
+                self.ppo.minibatch_size,
+                f"an update has {rows} decisions",
+                "make it smaller",
+            )
+        if self.network.kind == "attention+gru" and self.run.rollout_steps % self.ppo.sequence_length:
+            raise InputError(
+                "ppo.sequence_length",
+                self.ppo.sequence_length,
+                f"does not divide run.rollout_steps {self.run.rollout_steps}",
+                "choose a divisor",
+            )
+        if self.ppo.imitation.highest > 0 and self.warm_start is None:
+            raise InputError(
+                "warm_start", None, "missing", "ppo.imitation needs teachers: add `warm_start: {}`"
+            )
+        return self
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load_train_config(source: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a YAML file (a path) or a preset (its name), apply `key=value` overrides, validate."""
+    if isinstance(source, str):
+        path = PRESETS / f"{source}.yaml"
+        if not path.is_file():
+            raise InputError("--preset", source, "no such preset", f"presets: {', '.join(preset_names())}")
+    else:
+        path = source
+    data = read_yaml(path, "env")
+    for override in overrides:
+        apply_override(data, override, "ppo.num_epochs=2")
+    return parse_spec(TrainConfig, data)
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """Complete, defaults included: `load_train_config` reads the same configuration from it."""
+    data: dict[str, Any] = config.model_dump(mode="json")
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,44 @@
+"""Files that are complete or as they were before, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+HEADER = "pointsman_state"
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write beside it, to the disk, then rename."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_state(path: Path, arrays: dict[str, NDArray[Any]], values: dict[str, Any]) -> None:
+    """Arrays and plain JSON in one safetensors file: no pickle, which could run code."""
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    replace_file(path, save(whole, {HEADER: json.dumps(values)}))
+
+
+def read_state(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+    """None where the file is damaged or of another kind."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            values = json.loads((file.metadata() or {})[HEADER])
+            return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118
+    except (SafetensorError, KeyError, ValueError, OSError):
+        return None

@@ -1,0 +1,61 @@
+"""Environments that can be brought back to where they were.
+
+Their state cannot be saved, but it follows from the seed of the last reset and the actions since: those are
+kept, and played again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.envs.entity import Bools, EntityEnv, Observation, Step
+
+
+class Recording(NamedTuple):
+    seed: int
+    difficulty: dict[str, Any]  # before the reset
+    changes: list[tuple[int, dict[str, Any]]]  # of the difficulty since: (steps done, what was set)
+    actions: list[NDArray[np.int16]]  # [N] each
+
+
+class RecordedEnv:
+    """`restart` it before the first step."""
+
+    observation: Observation  # what is to be acted on
+    is_start: Bools  # [N] an episode begins with it
+
+    def __init__(self, env: EntityEnv) -> None:
+        self.env = env
+        self.difficulty: dict[str, Any] = {}  # all that was set so far
+        self.recording = Recording(0, {}, [], [])
+
+    def restart(self, seed: int) -> None:
+        """Start all environments anew, and the recording with them."""
+        self.observation = self.env.reset(seed)
+        self.is_start = np.ones(self.env.num_envs, np.bool_)
+        self.recording = Recording(seed, dict(self.difficulty), [], [])
+
+    def set_difficulty(self, difficulty: dict[str, Any]) -> None:
+        self.difficulty |= difficulty
+        self.env.set_difficulty(difficulty)
+        self.recording.changes.append((len(self.recording.actions), difficulty))
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        self.recording.actions.append(actions.astype(np.int16))
+        step = self.env.step(actions)
+        self.observation, self.is_start = step.observation, step.terminated | step.truncated
+        return step
+
+    def play(self, recording: Recording) -> None:
+        """Go to where the recording ends."""
+        if recording.difficulty:
+            self.set_difficulty(recording.difficulty)
+        self.restart(recording.seed)
+        changes = dict(recording.changes)
+        for step, actions in enumerate(recording.actions):
+            if step in changes:
+                self.set_difficulty(changes[step])
+            self.step(actions.astype(np.int64))

@@ -1,0 +1,271 @@
+"""A run directory, and a training run that lives in it.
+
+config.yaml                         resolved: all defaults, all overrides
+schema.json                         what every number of an observation means
+meta.json                           versions, seed, the commands that made it
+progress.csv, tensorboard/          the curves, one row an update
+evaluation.json                     the last evaluation, the best, and how the warm start went
+headroom.json                       what heuristics earn of the reward, looked at before training
+checkpoints/last.safetensors        the policy at the last checkpoint
+checkpoints/best.safetensors        the policy with the highest eval_score
+checkpoints/state-<update>.safetensors   the trainer, to resume from; the last two are kept
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from pointsman.errors import InputError
+from pointsman.policies.checkpoint import Checkpoint, save_checkpoint, space_to_json
+from pointsman.report.files import output_dir
+from pointsman.report.plain import provenance, to_json
+from pointsman.training.config import TrainConfig, load_train_config, to_yaml
+from pointsman.training.exploration import Event
+from pointsman.training.files import read_state, replace_file, write_state
+from pointsman.training.headroom import Headroom, find_headroom
+from pointsman.training.logs import Curves, Row
+from pointsman.training.problems import Evaluate, make_env, make_evaluate
+from pointsman.training.ranks import started
+from pointsman.training.safety import Alert
+from pointsman.training.trainer import Outlook, TrainerState, train
+
+NUM_HEADROOM_ENVS = 32
+NUM_STATES = 2  # kept: one that can be resumed from, should the newest be damaged
+
+
+class Show(Protocol):
+    """Who is told how it goes. All methods return at once."""
+
+    def begin(self, config: TrainConfig, folder: Path, update: int) -> None: ...
+
+    def headroom(self, headroom: Headroom) -> None: ...
+
+    def prepared(self, metrics: dict[str, float]) -> None:
+        """The warm start is done."""
+        ...
+
+    def row(self, row: Row) -> None: ...
+
+    def news(self, news: Event | Alert) -> None: ...
+
+
+class Result(NamedTuple):
+    folder: Path
+    update: int
+    num_decisions: int
+    elapsed_s: float
+    is_stopped: bool  # asked to, before the end
+    best: dict[str, float]  # metrics of the best evaluation
+    last: dict[str, float]
+
+
+def start(
+    config: TrainConfig, folder: Path, show: Show, is_asked_to_stop: Callable[[], bool], command: str = ""
+) -> Result:
+    """Train in a new directory."""
+    folder = folder.expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        remedy = "name another directory, or go on with --resume"
+        raise InputError("--out", str(folder), "exists", remedy)
+    with output_dir("--out", folder):
+        return _run(config, folder, None, show, is_asked_to_stop, command)
+
+
+def resume(
+    folder: Path,
+    show: Show,
+    is_asked_to_stop: Callable[[], bool],
+    command: str = "",
+    minutes: float | None = None,
+    steps: int | None = None,
+) -> Result:
+    """Go on from the last checkpoint; the result is that of an uninterrupted run. It may be made longer."""
+    folder = folder.expanduser()
+    if not (folder / "config.yaml").is_file():
+        raise InputError("--resume", str(folder), "is no run directory", "name one that `train --out` made")
+    config = load_train_config(folder / "config.yaml")
+    if minutes is not None or steps is not None:
+        longer = config.run.model_copy(update={"minutes": minutes, "steps": steps})
+        config = config.model_copy(update={"run": longer})
+    state = newest_state(folder)
+    if state is None:
+        raise InputError("--resume", str(folder), "has no checkpoint that can be read", "start the run again")
+    return _run(config, folder, state, show, is_asked_to_stop, command)
+
+
+def newest_state(folder: Path) -> TrainerState | None:
+    for path in sorted((folder / "checkpoints").glob("state-*.safetensors"), reverse=True):
+        found = read_state(path)
+        if found is not None:
+            return TrainerState(*found)
+    return None
+
+
+def _run(
+    config: TrainConfig,
+    folder: Path,
+    state: TrainerState | None,
+    show: Show,
+    is_asked_to_stop: Callable[[], bool],
+    command: str,
+) -> Result:
+    with ExitStack() as stack:
+        run = Run(config, folder, state, show, is_asked_to_stop, command)
+        stack.callback(run.close)
+        if state is None and config.run.headroom_steps > 0:
+            run.check_headroom()
+        ranks = stack.enter_context(started(config.run.workers, train, (config, state)))
+        trainer = train(ranks, config, state, run)
+    return Result(
+        folder,
+        trainer.num_updates,
+        trainer.num_decisions,
+        run.elapsed_s(),
+        run.is_stopped,
+        run.best,
+        run.last,
+    )
+
+
+class Run:
+    """Rank 0's `Host`: keeps the clock, evaluates, logs, writes checkpoints."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: Path,
+        state: TrainerState | None,
+        show: Show,
+        is_asked_to_stop: Callable[[], bool],
+        command: str,
+    ) -> None:
+        self.config, self.folder, self.show = config, folder, show
+        self._is_asked_to_stop = is_asked_to_stop
+        self._command = command
+        self._evaluate: Evaluate = make_evaluate(config.env)
+        self._digest = hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16]
+        values: dict[str, Any] = {} if state is None else state.values["run"]
+        self._started = time.monotonic() - values.get("elapsed_s", 0.0)
+        self.best: dict[str, float] = values.get("best", {})
+        self.last: dict[str, float] = values.get("last", {})
+        self._warm_start: dict[str, float] = values.get("warm_start", {})
+        self._first_update = 0 if state is None else state.values["num_updates"]
+        self._headroom: Headroom | None = None
+        self._curves: Curves | None = None
+        self._is_described = False
+        self._outlook = Outlook(0.0, False)
+        show.begin(config, folder, self._first_update)
+
+    def elapsed_s(self) -> float:
+        """Of the run, earlier parts included."""
+        elapsed_s: float = time.monotonic() - self._started
+        return elapsed_s
+
+    def outlook(self, num_decisions: int) -> Outlook:
+        run = self.config.run
+        if run.steps is not None:
+            fraction = num_decisions / run.steps
+        else:
+            assert run.minutes is not None
+            fraction = self.elapsed_s() / (60 * run.minutes)
+        self._outlook = Outlook(fraction, self._is_asked_to_stop())
+        return self._outlook
+
+    @property
+    def is_stopped(self) -> bool:
+        """Asked to, before the end."""
+        return self._outlook.fraction_done < 1.0
+
+    def check_headroom(self) -> None:
+        """Whether there is anything to gain; shown, and written with the first result."""
+        env = make_env(self.config.env, NUM_HEADROOM_ENVS)
+        self._headroom = find_headroom(env, self.config.run.headroom_steps, self.config.run.seed)
+        self.show.headroom(self._headroom)
+
+    def prepared(self, metrics: dict[str, float]) -> None:
+        self.show.prepared(metrics)
+        self._warm_start = metrics
+
+    def evaluate(self, checkpoint: Checkpoint) -> dict[str, float]:
+        self._describe(checkpoint)
+        started = time.perf_counter()
+        metrics = self._evaluate(checkpoint)
+        self.last = {"update": checkpoint.metadata["update"], **metrics}
+        if metrics.get("eval_score", -math.inf) > self.best.get("eval_score", -math.inf):
+            self.best = self.last
+            self._save_policy("best", checkpoint, metrics)
+        self._write("evaluation.json", self._evaluations())
+        return {**metrics, "time/eval_s": time.perf_counter() - started}
+
+    def record(self, row: dict[str, float], news: Sequence[Event | Alert]) -> None:
+        if self._curves is None:
+            self._curves = Curves(self.folder, self._first_update)
+        row = {**row, "elapsed_s": self.elapsed_s()}
+        self._curves.append(row)
+        self.show.row(row)
+        for item in news:
+            self.show.news(item)
+
+    def save(self, state: TrainerState, checkpoint: Checkpoint) -> None:
+        update = state.values["num_updates"]
+        self._describe(checkpoint)
+        values = {
+            **state.values,
+            "run": {"elapsed_s": self.elapsed_s(), **self._evaluations()},
+        }
+        self._save_policy("last", checkpoint, self.last)
+        checkpoints = self.folder / "checkpoints"
+        write_state(checkpoints / f"state-{update:08d}.safetensors", state.arrays, values)
+        for path in sorted(checkpoints.glob("state-*.safetensors"))[:-NUM_STATES]:
+            path.unlink()
+
+    def close(self) -> None:
+        if self._curves is not None:
+            self._curves.close()
+
+    def _evaluations(self) -> dict[str, dict[str, float]]:
+        return {"best": self.best, "last": self.last, "warm_start": self._warm_start}
+
+    def _save_policy(self, name: str, checkpoint: Checkpoint, metrics: dict[str, float]) -> None:
+        metadata = {**checkpoint.metadata, "config_digest": self._digest, "metrics": metrics}
+        path = self.folder / "checkpoints" / f"{name}.safetensors"
+        save_checkpoint(path, replace(checkpoint, metadata=metadata))
+
+    def _describe(self, checkpoint: Checkpoint) -> None:
+        """Once, when the first result is there: a run that fails before leaves nothing behind."""
+        if self._is_described:
+            return
+        self._is_described = True
+        (self.folder / "checkpoints").mkdir(exist_ok=True)
+        text = to_yaml(self.config)
+        replace_file(self.folder / "config.yaml", text.encode())
+        self._write("schema.json", space_to_json(checkpoint.space))
+        if self._headroom is not None:
+            self._write("headroom.json", self._headroom.to_dict())
+        path = self.folder / "meta.json"
+        earlier = json.loads(path.read_text(encoding="utf-8"))["sessions"] if path.exists() else []
+        session = {
+            "command": self._command,
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "from_update": self._first_update,
+            **provenance(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        }
+        run = self.config.run
+        self._write("meta.json", {"seed": run.seed, "workers": run.workers, "sessions": [*earlier, session]})
+
+    def _write(self, name: str, value: Any) -> None:
+        replace_file(self.folder / name, (to_json(value) + "\n").encode())

@@ -1,0 +1,450 @@
+"""The training loop, top to bottom: rollout, compute_gae, update; again.
+
+Every rank runs `train` with environments of its own. Rank 0 has a `Host` as well, which keeps the clock,
+evaluates and writes. Nothing here knows what is being learned: see envs/entity.py.
+
+Exact resume. Environments cannot be saved, but they follow from their seed and the actions (recorded.py). So
+that these stay few, they start anew every `checkpoint_every` updates, in uninterrupted runs too. Their seed
+and all random numbers of an update follow from (seed, rank, number of the update).
+
+Letters: T steps, N environments of this rank, B = T * N decisions.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pointsman.envs.entity import Episode
+from pointsman.policies.checkpoint import Checkpoint
+from pointsman.training.advantages import gae
+from pointsman.training.buffers import Buffers, episode_metrics
+from pointsman.training.config import TrainConfig
+from pointsman.training.curriculum import Curriculum
+from pointsman.training.exploration import Event, Exploration
+from pointsman.training.losses import sample
+from pointsman.training.minibatches import Batch
+from pointsman.training.networks import PolicyNetwork, TensorObservation, build_network
+from pointsman.training.normalisers import RewardScale
+from pointsman.training.ppo import Knobs, make_optimizer
+from pointsman.training.ppo import update as ppo_update
+from pointsman.training.problems import make_env
+from pointsman.training.ranks import Ranks
+from pointsman.training.recorded import RecordedEnv, Recording
+from pointsman.training.safety import Alert, Monitor
+from pointsman.training.warm_start import Teachers, warm_start
+
+# What a random number is for; together with (seed, rank, update) it makes a seed.
+WEIGHTS, ENVIRONMENTS, DECISIONS, SETTLING, WARM_START = range(5)
+
+
+class Trainer:
+    """All that changes in training, at one rank; the same parameters at each."""
+
+    def __init__(self, config: TrainConfig, ranks: Ranks) -> None:
+        self.config, self.ranks = config, ranks
+        run = config.run
+        num_envs = run.num_envs // ranks.size
+        self.env = RecordedEnv(make_env(config.env, num_envs))
+        space = self.env.env.space
+        self.network = build_network(config.network, space, self._seed(WEIGHTS, 0, rank=0))
+        self.optimizer = make_optimizer(self.network, config.ppo)
+        # A minibatch is spread over the ranks, so that their number changes the speed and not the learning.
+        self.ppo = config.ppo.model_copy(
+            update={"minibatch_size": max(2, config.ppo.minibatch_size // ranks.size)}
+        )
+        self.exploration = Exploration(config.exploration, config.ppo)
+        self.reference: PolicyNetwork | None = None  # the policy after the warm start, frozen
+        self.teachers = Teachers()  # whom the warm start imitated
+        self.generator = torch.Generator()
+        # [N, width], the memories of recurrent networks
+        self.state = self.reference_state = self.network.initial_state(num_envs)
+        width = 0 if self.state is None else self.state.shape[1]
+        self.buffers = Buffers(run.rollout_steps, num_envs, space, width)
+        self.curriculum = Curriculum(config.curriculum) if config.curriculum is not None else None
+        if self.curriculum is not None:
+            self.curriculum.check(self.env.env)
+        self.monitor = Monitor(config.safety)
+        memory = self.ppo.reward_memory
+        self.reward_scale = RewardScale(len(self.env.env.groups), memory) if memory is not None else None
+        self.average = copy.deepcopy(self.network).requires_grad_(False) if run.average_updates > 1 else None
+        self.evaluation: dict[str, float] = {}  # the last one
+        self.num_updates = 0
+
+    @property
+    def num_decisions(self) -> int:
+        """Of all ranks, since the run began."""
+        return self.num_updates * self.config.run.steps_per_update
+
+    def _seed(self, purpose: int, update: int, rank: int | None = None) -> int:
+        rank = self.ranks.rank if rank is None else rank
+        return int(np.random.SeedSequence([self.config.run.seed, rank, purpose, update]).generate_state(1)[0])
+
+    # One update ---------------------------------------------------------------------------------------------
+
+    def step(self, fraction_done: float) -> tuple[dict[str, float], list[Event]]:
+        """One update; returns its metrics (the same at every rank) and what exploration changed."""
+        stage = self.curriculum.stage(fraction_done, self.evaluation) if self.curriculum is not None else None
+        if stage is not None:
+            self.env.set_difficulty(stage)
+        if self.num_updates % self.config.run.checkpoint_every == 0:
+            self.restart()
+        self.generator.manual_seed(self._seed(DECISIONS, self.num_updates))
+        knobs = self.exploration.knobs(fraction_done)
+        if self.num_updates < self.ppo.critic_first:
+            knobs = replace(knobs, entropy_coef=0.0)
+        started = time.perf_counter()
+        timings = self.rollout(knobs)
+        rolled_out = time.perf_counter()
+        batch = self.compute_gae(knobs)
+        metrics = self.update(batch, knobs)
+        now = time.perf_counter()
+        metrics |= self.buffers.metrics()
+        metrics |= {f"time/{name}": value for name, value in timings.items()}
+        metrics |= {"time/update_s": now - rolled_out}
+        if self.curriculum is not None:
+            metrics["stage"] = float(self.curriculum.index)
+        metrics["steps_per_s"] = self.config.run.steps_per_update / (now - started)
+        metrics = self._merge(metrics, self.buffers.episodes)
+        self.num_updates += 1
+        events = self.exploration.after_update(self.num_updates, fraction_done, metrics)
+        return metrics, events
+
+    @torch.inference_mode()
+    def rollout(self, knobs: Knobs) -> dict[str, float]:
+        """Fill the buffers: T steps of the N environments with actions drawn from the policy."""
+        buffers, clock = self.buffers, time.perf_counter
+        buffers.clear()
+        buffers.is_start[0] = self.env.is_start
+        inference_s = env_s = 0.0
+        for t in range(buffers.num_steps):
+            start = clock()
+            seen = buffers.see(t, self.env.observation)
+            if buffers.states is not None:
+                assert self.state is not None
+                buffers.states[t] = self.state
+            logits, state = self.network.act(seen, self.state)
+            actions, logp = sample(logits, knobs.temperature, knobs.epsilon, seen.action_mask, self.generator)
+            buffers.actions[t], buffers.logp[t] = actions.numpy(), logp.numpy()
+            acted = clock()
+            advice = self.teachers.advise(self.env.env) if knobs.imitation_coef > 0 else None
+            step = self.env.step(buffers.actions[t])
+            if advice is not None:
+                luck = torch.rand(buffers.num_envs, dtype=torch.float64, generator=self.generator).numpy()
+                buffers.teacher_actions[t] = self.teachers.pick(advice, step.groups, luck)
+            buffers.record(t, step, state)
+            if state is not None:
+                self.state = state.masked_fill(torch.from_numpy(self.env.is_start)[:, None], 0.0)
+            inference_s, env_s = inference_s + acted - start, env_s + clock() - acted
+        buffers.see(buffers.num_steps, self.env.observation)
+        if buffers.states is not None:
+            assert self.state is not None
+            buffers.states[-1] = self.state
+        return {"inference_s": inference_s, "env_s": env_s}
+
+    @torch.inference_mode()
+    def values(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """V of all observations [T + 1, N], and of the last ones of episodes cut off [T, N]."""
+        buffers, network = self.buffers, self.network
+        states = None if buffers.states is None else buffers.states.flatten(0, 1)
+        values = network.value(buffers.observation.flatten(), states).view(buffers.num_steps + 1, -1)
+        final_values = np.zeros((buffers.num_steps, buffers.num_envs))
+        if buffers.endings:
+            seen = TensorObservation(
+                *map(torch.cat, zip(*(end.observation for end in buffers.endings), strict=True))
+            )
+            memories = [end.state for end in buffers.endings if end.state is not None]
+            states = torch.cat(memories) if memories else None
+            steps = np.concatenate([np.full(len(end.envs), end.t) for end in buffers.endings])
+            envs = np.concatenate([end.envs for end in buffers.endings])
+            final_values[steps, envs] = network.value_scale.denormalise(
+                network.value(seen, states).double()
+            ).numpy()
+        return network.value_scale.denormalise(values.double()).numpy(), final_values
+
+    def compute_gae(self, knobs: Knobs) -> Batch:
+        """The rollout as a flat batch, with advantages and returns."""
+        buffers, scale = self.buffers, self.network.value_scale
+        values, final_values = self.values()
+        discount, trace = self.ppo.discount.arrays(buffers.elapsed_s)
+        rewards = buffers.rewards.astype(np.float64)
+        if self.reward_scale is not None:
+            self.reward_scale.update(rewards, discount, buffers.groups, self.ranks.total)
+            rewards = rewards / self.reward_scale.scale(buffers.groups)
+        advantages, returns = gae(
+            rewards, values, final_values, buffers.terminated, buffers.truncated, discount, trace
+        )
+        if self.num_updates < self.ppo.critic_first:
+            advantages = np.zeros_like(advantages)
+        # The scale moves first: then returns and values are in the unit that the network predicts in.
+        scale.update(torch.from_numpy(returns), self.ranks.total)
+
+        def flat(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array).flatten(0, 1)
+
+        return Batch(
+            observation=TensorObservation(*(tensor[:-1] for tensor in buffers.observation)).flatten(),
+            actions=flat(buffers.actions),
+            old_logp=flat(buffers.logp),
+            advantages=flat(advantages),
+            returns=scale.normalise(flat(returns)).float(),
+            old_values=scale.normalise(flat(values[:-1])).float(),
+            groups=flat(buffers.groups),
+            ref_logits=self.reference_logits() if knobs.kl_ref_coef > 0 else None,
+            teacher_actions=flat(buffers.teacher_actions) if knobs.imitation_coef > 0 else None,
+            states=None if buffers.states is None else buffers.states[:-1].flatten(0, 1),
+            is_start=flat(buffers.is_start[:-1]),
+            num_envs=buffers.num_envs,
+        )
+
+    def update(self, batch: Batch, knobs: Knobs) -> dict[str, float]:
+        """Improve the network; then let the feature scales follow, so that they stood still until here."""
+        reduce = self.ranks.average_gradients if self.ranks.size > 1 else None
+        metrics = ppo_update(self.ppo, self.network, self.optimizer, batch, knobs, self.generator, reduce)
+        self.network.observe(batch.observation, self.ranks.total)
+        self._follow()
+        return metrics
+
+    def _follow(self) -> None:
+        """Let the averaged network follow. Gradients are noisy and decisions are an arg-max: the policy of a
+        single update is worse in some corner that the next one repairs, their average is not."""
+        if self.average is None:
+            return
+        weight = max(1.0 / (self.num_updates + 1), 1.0 / self.config.run.average_updates)
+        mine = self.network.state_dict()
+        for name, tensor in self.average.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.lerp_(mine[name], weight)
+            else:
+                tensor.copy_(mine[name])
+
+    def reference_logits(self) -> Tensor:
+        """[B, A] of the reference policy on the rollout."""
+        assert self.reference is not None
+        seen = TensorObservation(*(tensor[:-1] for tensor in self.buffers.observation))
+        with torch.no_grad():
+            is_start = torch.from_numpy(self.buffers.is_start[:-1])
+            output = self.reference.forward_sequence(seen, self.reference_state, is_start)
+            if output.state is not None:
+                self.reference_state = output.state[-1]
+        return output.logits.flatten(0, 1)
+
+    def _merge(self, metrics: dict[str, float], episodes: list[Episode]) -> dict[str, float]:
+        """Means over the ranks; those of episodes over all episodes."""
+        parts = self.ranks.gather((metrics, episodes))
+        names = dict.fromkeys(name for part, _ in parts for name in part)
+        merged = {name: float(np.mean([part[name] for part, _ in parts if name in part])) for name in names}
+        return merged | episode_metrics(
+            [episode for _, part in parts for episode in part], self.env.env.groups
+        )
+
+    # Before the first update --------------------------------------------------------------------------------
+
+    def prepare(self) -> dict[str, float]:
+        """Let the feature scales settle, imitate teachers if asked to, keep that policy as reference."""
+        self.settle()
+        metrics: dict[str, float] = {}
+        if self.config.warm_start is not None:
+            seed = self._seed(WARM_START, 0)
+            self.teachers, metrics = warm_start(
+                self.network, self.env.env, self.config.warm_start, seed, self.ranks
+            )
+        if self.ppo.kl_reference.highest > 0:
+            self.reference = copy.deepcopy(self.network).requires_grad_(False)
+        if self.average is not None:
+            self.average.load_state_dict(self.network.state_dict())
+        return metrics
+
+    def settle(self) -> None:
+        """Random legal actions: the feature scales see what there is to see before anything is learned."""
+        buffers, num_steps = self.buffers, self.config.run.settle_steps
+        rng = np.random.default_rng(self._seed(SETTLING, 0))
+        self.env.restart(self._seed(SETTLING, 1))
+        for step in range(num_steps):
+            t = step % buffers.num_steps
+            buffers.see(t, self.env.observation)
+            if t + 1 == buffers.num_steps or step + 1 == num_steps:
+                seen = TensorObservation(*(tensor[: t + 1] for tensor in buffers.observation))
+                self.network.observe(seen.flatten(), self.ranks.total)
+            mask = self.env.observation.action_mask
+            self.env.step((rng.random(mask.shape) * mask).argmax(1))
+
+    def restart(self) -> None:
+        """Start all environments anew; what they do from here on follows from the number of updates."""
+        self.env.restart(self._seed(ENVIRONMENTS, self.num_updates))
+        self.state = self.reference_state = self.network.initial_state(self.buffers.num_envs)
+
+    # Checkpoints --------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """The policy, as evaluation and serving take it."""
+        network = self.average or self.network
+        arrays = {name: tensor.numpy().copy() for name, tensor in network.state_dict().items()}
+        return Checkpoint(self.config.network, self.env.env.space, arrays, {"update": self.num_updates})
+
+    def save(self) -> TrainerState:
+        """Everything that resuming needs. All ranks must call it."""
+        arrays = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
+        if self.reference is not None:
+            arrays |= {f"reference/{name}": tensor for name, tensor in self.reference.state_dict().items()}
+        if self.average is not None:
+            arrays |= {f"average/{name}": tensor for name, tensor in self.average.state_dict().items()}
+        if self.reward_scale is not None:
+            arrays["reward_scale"] = torch.from_numpy(self.reward_scale.squares)
+        for name, parameter in self.network.named_parameters():
+            moments = self.optimizer.state.get(parameter, {})
+            arrays |= {f"optimizer/{name}/{part}": tensor for part, tensor in moments.items()}
+        values: dict[str, Any] = {
+            "num_updates": self.num_updates,
+            "exploration": self.exploration.state_dict(),
+            "monitor": self.monitor.state_dict(),
+            "stage": None if self.curriculum is None else self.curriculum.index,
+            "difficulty": self.env.difficulty,
+            "evaluation": self.evaluation,
+            "teachers": self.teachers.weights.tolist(),
+        }
+        if self.num_updates % self.config.run.checkpoint_every:  # else environments start anew
+            recording = self.env.recording
+            mine = {"actions": np.stack(recording.actions)}
+            if self.state is not None and self.reference_state is not None:
+                mine |= {"state": self.state.numpy(), "reference_state": self.reference_state.numpy()}
+            parts = self.ranks.gather((recording._replace(actions=[]), mine))
+            values["recordings"] = [recording for recording, _ in parts]
+            for rank, (_, theirs) in enumerate(parts):
+                arrays |= {f"rank{rank}/{name}": torch.from_numpy(array) for name, array in theirs.items()}
+        return TrainerState({name: tensor.numpy().copy() for name, tensor in arrays.items()}, values)
+
+    def restore(self, state: TrainerState) -> None:
+        """Take up where `save` was called; environments are brought to where they were."""
+        arrays = {name: torch.from_numpy(array) for name, array in state.arrays.items()}
+        values = state.values
+        self.network.load_state_dict(_under(arrays, "network/"))
+        if self.ppo.kl_reference.highest > 0:
+            self.reference = copy.deepcopy(self.network).requires_grad_(False)
+            self.reference.load_state_dict(_under(arrays, "reference/"))
+        if self.average is not None:
+            self.average.load_state_dict(_under(arrays, "average/"))
+        if self.reward_scale is not None:
+            self.reward_scale.squares = arrays["reward_scale"].numpy().copy()
+            self.reward_scale.num_updates = values["num_updates"]
+        for name, parameter in self.network.named_parameters():
+            moments = _under(arrays, f"optimizer/{name}/")
+            if moments:
+                self.optimizer.state[parameter] = moments
+        self.num_updates = values["num_updates"]
+        self.exploration.load_state_dict(values["exploration"])
+        self.monitor.load_state_dict(values["monitor"])
+        if self.curriculum is not None:
+            self.curriculum.index = values["stage"]
+        self.evaluation = values["evaluation"]
+        self.teachers = Teachers(values["teachers"])
+        if "recordings" in values:
+            mine = _under(arrays, f"rank{self.ranks.rank}/")
+            recording = Recording(*values["recordings"][self.ranks.rank])
+            self.env.play(recording._replace(actions=list(mine["actions"].numpy())))
+            self.state, self.reference_state = mine.get("state"), mine.get("reference_state")
+        elif values["difficulty"]:
+            self.env.set_difficulty(values["difficulty"])
+
+
+class TrainerState(NamedTuple):
+    """What a trainer is made of, as arrays and plain JSON."""
+
+    arrays: dict[str, NDArray[Any]]
+    values: dict[str, Any]
+
+
+def _under(arrays: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in arrays.items() if name.startswith(prefix)}
+
+
+# The loop ---------------------------------------------------------------------------------------------------
+
+
+class Outlook(NamedTuple):
+    fraction_done: float  # of the run: schedules and the curriculum follow it
+    is_asked_to_stop: bool
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_asked_to_stop or self.fraction_done >= 1.0
+
+
+class Host(Protocol):
+    """What rank 0 does beside training."""
+
+    def outlook(self, num_decisions: int) -> Outlook: ...
+
+    def prepared(self, metrics: dict[str, float]) -> None:
+        """How the warm start went."""
+        ...
+
+    def evaluate(self, checkpoint: Checkpoint) -> dict[str, float]: ...
+
+    def record(self, row: dict[str, float], news: Sequence[Event | Alert]) -> None:
+        """Log the metrics of an update, and what was done about them."""
+        ...
+
+    def save(self, state: TrainerState, checkpoint: Checkpoint) -> None: ...
+
+
+def train(
+    ranks: Ranks, config: TrainConfig, state: TrainerState | None = None, host: Host | None = None
+) -> Trainer:
+    """Train until the host says the run is over. `state` is where to take up; None: from the beginning."""
+    assert (host is not None) == (ranks.rank == 0)
+    torch.set_num_threads(1)
+    run = config.run
+    trainer = Trainer(config, ranks)
+    if state is not None:
+        trainer.restore(state)
+    else:
+        prepared = trainer.prepare()
+        if host and prepared:
+            host.prepared(prepared)
+        trainer.evaluation = ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {})
+        first = trainer.save()
+        if host:
+            host.save(first, trainer.checkpoint())
+    outlook = ranks.from_first(_outlook(trainer, host))
+    while not outlook.is_over:
+        fraction_done = outlook.fraction_done
+        metrics, news = trainer.step(fraction_done)
+        row = {
+            "update": trainer.num_updates,
+            "timesteps": trainer.num_decisions,
+            "fraction_done": fraction_done,
+        }
+        row |= metrics
+        outlook = ranks.from_first(_outlook(trainer, host))
+        if trainer.num_updates % run.evaluate_every == 0 or outlook.fraction_done >= 1.0:
+            found = ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {})
+            trainer.evaluation = found
+            row |= found
+            if "eval_score" in found:
+                baseline = found.get("eval_baseline_score")
+                news += trainer.exploration.after_evaluation(
+                    trainer.num_updates, found["eval_score"], baseline
+                )
+        alerts = trainer.monitor.check(row, fraction_done)
+        row |= {"interventions": len(news), "alerts": len(alerts)} | trainer.monitor.metrics()
+        if host:
+            host.record(row, [*news, *alerts])
+        if trainer.num_updates % run.checkpoint_every == 0 or outlook.is_over:
+            state = trainer.save()
+            if host:
+                host.save(state, trainer.checkpoint())
+    return trainer
+
+
+def _outlook(trainer: Trainer, host: Host | None) -> Outlook:
+    """Rank 0's is the one that counts."""
+    return host.outlook(trainer.num_decisions) if host else Outlook(0.0, False)

@@ -1,0 +1,135 @@
+"""`pointsman train`, on the fake problem of tests/training; presets are only read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from pointsman.errors import InputError
+
+from .conftest import Cli
+
+CONFIG = """\
+env: {kind: training.fakes}
+network: {width: 8, depth: 1}
+ppo: {minibatch_size: 128}
+run: {steps: 1024, num_envs: 32, rollout_steps: 16, settle_steps: 8, headroom_steps: 4, evaluate_every: 1}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "fake.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_train_says_how_it_goes_and_where_it_is(cli: Cli, config: Path) -> None:
+    result = cli("train", config)
+    assert result.status == 0
+    assert result.out.splitlines()[0].startswith("trained     1,024 decisions, 2 updates in ")
+    assert "next        pointsman evaluate runs/fake-1" in result.out
+    lines = result.err.splitlines()
+    assert "training in runs/fake-1: 1,024 decisions, 1 × 32 environments" in lines
+    evaluations = [line for line in lines if line.startswith("update ")]
+    assert len(evaluations) == 2
+    for word in ("score", "(baseline -0.5)", "entropy", "KL", "decisions/s (environment"):
+        assert word in evaluations[0]
+
+
+def test_options_reach_the_configuration(cli: Cli, config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ("--steps", 512, "--seed", 5, "--objective", "mean", "--set", "ppo.num_epochs=1")
+    result = cli("train", config, "--out", out, "--json", *options)
+    assert result.status == 0
+    assert (result.json["update"], result.json["num_decisions"]) == (1, 512)
+    written = (out / "config.yaml").read_text()
+    for line in ("objective: mean", "seed: 5", "num_epochs: 1", "steps: 512", "minutes: null"):
+        assert line in written
+    again = cli("train", config, "--out", out)
+    assert again.status == 2
+    assert "exists; name another directory, or go on with --resume" in again.err
+    longer = cli("train", "--resume", out, "--steps", 1024, "--json")
+    assert longer.json["update"] == 2
+
+
+def test_a_run_of_minutes_ends_in_time(cli: Cli, config: Path, tmp_path: Path) -> None:
+    result = cli("train", config, "--out", tmp_path / "run", "--minutes", 0.02, "--json")
+    assert 1.2 <= result.json["elapsed_s"] < 30
+    assert result.json["update"] >= 1
+
+
+def test_a_diverging_run_ends_with_status_1_and_keeps_what_was_good(
+    cli: Cli, config: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    result = cli("train", config, "--out", out, "--set", "env.poison_at_step=12")
+    assert result.status == 1
+    line = result.err.splitlines()[-1]
+    assert line.startswith("error: training stopped: ")
+    assert "not finite" in line
+    assert line.endswith(f"kept: update 0, {out}/checkpoints/last.safetensors")
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(cli: Cli, config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def interrupt() -> None:
+        while not (out / "progress.csv").exists():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    result = cli("train", config, "--out", out, "--steps", 512 * 10_000)
+    assert result.status == 130
+    assert "stopping after this update" in result.err
+    assert result.err.splitlines()[-1].endswith(f"to go on: pointsman train --resume {out}")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--minutes", "1", "--steps", "5"], "--steps = 5: given beside --minutes; give one of the two"),
+        (["--resume", ".", "--seed", "1"], "--seed = '1': given beside --resume"),
+        (["--resume", "."], "--resume = '.': is no run directory"),
+        (["fake.yaml", "--preset", "quick"], "CONFIG = 'fake.yaml': given beside --preset"),
+        (["--preset", "nosuch"], "--preset = 'nosuch': no such preset; presets: generalist, quick"),
+        (["nosuch.yaml"], "CONFIG = 'nosuch.yaml': no such file"),
+        (["fake.yaml", "--set", "ppo.epochs=3"], "ppo.epochs = 3: unknown key; did you mean 'num_epochs'?"),
+        (["fake.yaml", "--set", "env.kind=nosuch"], "env.kind = 'nosuch': unknown kind; kinds: routing"),
+        (["fake.yaml", "--set", "env.entitys=3"], "env.entitys = 3: unknown key; did you mean 'entities'?"),
+        (["fake.yaml", "--objective", "speed"], "env.objective = 'speed'"),
+        (["fake.yaml", "--workers", "5"], "run.num_envs = 32: no multiple of 5 workers"),
+        (["fake.yaml", "--set", "ppo.minibatch_size=4096"], "an update has 512 decisions"),
+        (["fake.yaml", "--set", "run.minutes=1"], "run.minutes = 1.0: given beside run.steps"),
+    ],
+)
+def test_bad_input_is_one_line(cli: Cli, config: Path, arguments: list[str], message: str) -> None:
+    result = cli("train", *arguments)
+    assert result.status == 2
+    assert len(result.err.splitlines()) == 1
+    assert message in result.err
+    assert not Path("runs").exists()
+
+
+def test_help_shows_an_example(cli: Cli) -> None:
+    result = cli("train", "--help")
+    assert "Example: pointsman train --preset quick" in result.out
+    for option in ("--preset", "--resume", "--minutes", "--steps", "--workers", "--objective", "--json"):
+        assert option in result.out
+
+
+@pytest.mark.parametrize("preset", ["quick", "generalist"])
+def test_presets_are_valid(preset: str) -> None:
+    from pointsman.training.config import load_train_config
+
+    assert load_train_config(preset).env["kind"] == "routing"
+    with pytest.raises(InputError):
+        load_train_config(preset, ["env.scenario=x"])

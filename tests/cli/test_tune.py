@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pointsman.evaluation import tune as module
+
+from .conftest import Cli
+from .factories import config_file
+from .test_bad_input import check
+
+SMALL = ("--decisions", 8000, "--set", "workload.requests=100")
+
+
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUESTS_PER_SCORE", 200)
+
+
+def test_a_policy_file_that_every_command_takes(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "policy.yaml"
+    result = cli("tune", "--scenario", "mixed-hardware", *SMALL, "--out", out)
+    assert result.status == 0
+    assert result.err == f"wrote {out}; judge it on other seeds: pointsman evaluate {out}\n"
+    assert "Cost against least-outstanding: −" in result.out
+    data = yaml.safe_load(out.read_text())
+    assert data["policy"]["kind"] == "linear-score"
+    assert data["made"]["command"].startswith("pointsman tune --scenario mixed-hardware")
+    assert data["made"]["objective"]["name"] == "balanced"
+    assert 0.3 < data["made"]["cost_ratio_to_least_outstanding"] < 1
+    assert data["made"]["situations"] == ["mixed-hardware"]
+    small = ("--set", "workload.requests=50")
+    simulated = cli("simulate", *small, "--set", f"policy.kind={out}", "--json").json
+    assert simulated["config"]["policy"]["weights"] == data["policy"]["weights"]
+    names = ("--policies", f"random,{out}", "--seeds", 1)
+    compared = cli("compare", *small, *names, "--json").json["comparisons"][0]
+    assert compared["policies"][2]["weights"] == data["policy"]["weights"]
+    assert cli("evaluate", out, *small, "--seeds", 1).status == 0
+
+
+def test_json_and_the_same_bytes_again(cli: Cli, tmp_path: Path) -> None:
+    first, second = (cli("tune", *SMALL, "--seed", 3, "--threads", n, "--json").json for n in (1, 2))
+    for result in (first, second):
+        assert result.pop("timings")["wall_s"] > 0
+        result["made"].pop("command")
+    assert first == second
+    assert first["made"]["decisions"] > 0
+
+
+def test_several_situations_and_another_objective(cli: Cli) -> None:
+    scenarios = ("--scenario", "steady-chat", "--scenario", "light-chat")
+    made = cli("tune", *scenarios, *SMALL, "--objective", "tail", "--json").json["made"]
+    assert made["situations"] == ["steady-chat", "light-chat"]
+    assert made["objective"]["age"] == 12
+
+
+def test_own_configuration(cli: Cli, tmp_path: Path) -> None:
+    config = config_file(tmp_path, *(f"{i / 5},{100 + 50 * (i % 7)},5" for i in range(60)))
+    made = cli("tune", config, "--decisions", 2000, "--json").json["made"]
+    assert made["situations"] == ["cluster"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (("--objective", "best"), ("--objective = 'best'", "tail")),
+        (("--decisions", "0"), ("--decisions = 0",)),
+        (("--minutes", "0"), ("--minutes = 0",)),
+        (("--minutes", "nan"), ("--minutes",)),
+        (("--minutes", "1", "--decisions", "5"), ("--minutes", "--decisions")),
+        (("--scenario", "summarization"), ("--scenario = 'summarization'", "never tuned on")),
+        (("--suite", "generalisation"), ("never tuned on",)),
+        (("--scenario", "stedy-chat"), ("'steady-chat'",)),
+        (("--set", "seed=3"), ("--set seed", "--seed")),
+        (("--seed", "-1"), ("--seed",)),
+        (("--threads", "-1"), ("--threads = -1",)),
+    ],
+)
+def test_bad_input(cli: Cli, tmp_path: Path, arguments: tuple[str, ...], texts: tuple[str, ...]) -> None:
+    check(cli("tune", *arguments, "--out", tmp_path / "new" / "policy.yaml"), *texts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outputs_are_checked_before_anything_is_simulated(cli: Cli, tmp_path: Path) -> None:
+    check(cli("tune", "--out", tmp_path), "--out", "is a directory")
+
+
+def test_ctrl_c_leaves_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.Bench, "scores", interrupt)
+    assert cli("tune", *SMALL, "--out", tmp_path / "a" / "p.yaml").status == 130
+    assert list(tmp_path.iterdir()) == []
