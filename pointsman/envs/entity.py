@@ -79,6 +79,7 @@ class EntityEnv(Protocol):
     space: EntitySpace
     num_envs: int
     groups: tuple[str, ...]
+    metadata: dict[str, Any]  # what a policy trained here must be told where it serves; JSON
     teachers: tuple[str, ...]  # heuristics that `advise` knows
     baseline: str  # the one of them that learning has to beat
 

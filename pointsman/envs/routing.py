@@ -116,6 +116,7 @@ class RoutingEnv:
         self.space = EntitySpace(spec.max_replicas, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         has_shadow = any(one.kind == spec.shadow.kind for one in spec.teachers)
         teachers = spec.teachers if has_shadow else (*spec.teachers, spec.shadow)
+        self.metadata = {"objective": spec.objective, "hold": spec.hold.model_dump()}
         self.teachers = tuple(one.kind for one in teachers)
         self.baseline = spec.shadow.kind
         self.set_difficulty({})

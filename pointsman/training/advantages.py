@@ -20,18 +20,24 @@ Floats = NDArray[np.float64]
 
 
 class TimeDiscount(Spec):
-    """Discount by elapsed time: decisions that come thick and fast do not shorten the horizon."""
+    """Discount by elapsed time: decisions that come thick and fast do not shorten the horizon.
+
+    Nor do a few long ones: both reach at least as many decisions as given.
+    """
 
     kind: Literal["time"] = "time"
     horizon_s: float = Field(default=20.0, gt=0, description="a reward this far away counts 1/e [s]")
     trace_s: float = Field(
         default=1.3, gt=0, description="beyond this, advantages trust the critic more than rewards seen [s]"
     )
+    horizon_steps: float = Field(default=200.0, gt=0, description="the horizon, at least [decisions]")
+    trace_steps: float = Field(default=32.0, gt=0, description="the trace, at least [decisions]")
 
     def arrays(self, elapsed_s: NDArray[Any]) -> tuple[Floats, Floats]:
         """Discount and trace [T, N] of steps that took `elapsed_s` [T, N]."""
         elapsed = np.asarray(elapsed_s, dtype=np.float64)
-        return np.exp(-elapsed / self.horizon_s), np.exp(-elapsed / self.trace_s)
+        discount = np.exp(-np.minimum(elapsed / self.horizon_s, 1.0 / self.horizon_steps))
+        return discount, np.exp(-np.minimum(elapsed / self.trace_s, 1.0 / self.trace_steps))
 
 
 class StepDiscount(Spec):

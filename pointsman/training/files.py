@@ -30,7 +30,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 def write_state(path: Path, arrays: dict[str, NDArray[Any]], values: dict[str, Any]) -> None:
     """Arrays and plain JSON in one safetensors file: no pickle, which could run code."""
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     replace_file(path, save(whole, {HEADER: json.dumps(values)}))
 
 

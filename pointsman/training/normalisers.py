@@ -67,7 +67,8 @@ class FeatureScale(nn.Module):
         self.mean += distance / self.count
         self.square += square - distance.square() / self.count
         self.shift.copy_(self.mean)
-        self.factor.copy_(1 / self.std.clamp(min=MIN_STD))
+        # What never moved at all, switched off or not, is not looked at when it does.
+        self.factor.copy_(torch.where(self.std > 0, 1 / self.std.clamp(min=MIN_STD), 0.0))
 
 
 class ValueScale(nn.Module):

@@ -29,7 +29,7 @@ class RecordedEnv:
 
     def __init__(self, env: EntityEnv) -> None:
         self.env = env
-        self.difficulty: dict[str, Any] = {}  # all that was set so far
+        self.difficulty: dict[str, Any] = {}  # as set last
         self.recording = Recording(0, {}, [], [])
 
     def restart(self, seed: int) -> None:
@@ -39,7 +39,7 @@ class RecordedEnv:
         self.recording = Recording(seed, dict(self.difficulty), [], [])
 
     def set_difficulty(self, difficulty: dict[str, Any]) -> None:
-        self.difficulty |= difficulty
+        self.difficulty = difficulty
         self.env.set_difficulty(difficulty)
         self.recording.changes.append((len(self.recording.actions), difficulty))
 

@@ -288,7 +288,8 @@ class Trainer:
         """The policy, as evaluation and serving take it."""
         network = self.average or self.network
         arrays = {name: tensor.numpy().copy() for name, tensor in network.state_dict().items()}
-        return Checkpoint(self.config.network, self.env.env.space, arrays, {"update": self.num_updates})
+        metadata = self.env.env.metadata | {"update": self.num_updates}
+        return Checkpoint(self.config.network, self.env.env.space, arrays, metadata)
 
     def save(self) -> TrainerState:
         """Everything that resuming needs. All ranks must call it."""

@@ -37,6 +37,7 @@ EnvSpec = FakeSpec
 
 class FakeEnv:
     groups = ("few", "many")
+    metadata: dict[str, Any] = {}  # noqa: RUF012
     teachers = ("cheapest", "first")
     baseline = "first"
 

@@ -13,7 +13,7 @@ from pointsman.errors import InputError
 from pointsman.training.config import TrainConfig
 from pointsman.training.networks import TensorObservation
 from pointsman.training.ppo import DivergedError, RatioError
-from pointsman.training.ranks import Ranks
+from pointsman.training.ranks import Ranks, started
 from pointsman.training.trainer import Trainer, TrainerState, train
 
 from .fakes import FakeEnv, FakeSpec, MemoryHost, fake_config
@@ -67,7 +67,7 @@ def share_of_optimum(config: TrainConfig) -> float:
 
 
 def test_learns_to_pick_the_cheapest() -> None:
-    long = {"steps": 16 * 32 * 24, "evaluate_every": 24, "checkpoint_every": 12}
+    long = {"steps": 16 * 32 * 12, "evaluate_every": 12, "checkpoint_every": 6}
     assert share_of_optimum(fake_config(run=long)) > 0.95
     assert share_of_optimum(fake_config(ppo={"learning_rate": 0.0})) < 0.5  # the check can fail
 
@@ -147,6 +147,37 @@ def test_environments_are_played_to_where_they_were() -> None:
     trainer.restart()
     trainer.step(0.5)
     assert parameters(trainer) != parameters(run(config, state, stop_after=1)[0])
+
+
+def train_thrice(ranks: Ranks) -> list[Any]:
+    """In two processes: a whole run; one stopped after update 3; and that one resumed."""
+    config = fake_config(
+        network={"width": 8},
+        run={"workers": 2, "steps": 16 * 32 * 5},
+        ppo={"target_kl": 0.001, "minibatch_size": 256},  # ranks must agree when to stop an update
+    )
+    is_first = ranks.rank == 0
+    results: list[Any] = []
+    state = None
+    for stop_after in (None, 3, None):
+        host = MemoryHost(config, stop_after) if is_first else None
+        trainer = train(ranks, config, ranks.from_first(state) if len(results) == 2 else None, host)
+        results.append((ranks.gather(parameters(trainer)), trainer.num_updates, host and host.rows))
+        state = through_json(host.states[-1]) if host else None
+    return results
+
+
+def test_two_processes_agree_and_resume_too() -> None:
+    with started(2, train_thrice) as ranks:
+        (whole, _, rows), (stopped, num_updates, _), (resumed, _, _) = train_thrice(ranks)
+    assert whole[0] == whole[1]
+    assert any(row["early_stop"] for row in rows)
+    assert num_updates == 3
+    assert stopped[0] == stopped[1] != whole[0]
+    assert resumed == whole
+    assert rows[-1]["timesteps"] == 16 * 32 * 5  # of both together
+    alone = fake_config(network={"width": 8}, run={"steps": 16 * 32 * 5}, ppo={"target_kl": 0.001})
+    assert parameters(run(alone)[0]) != whole[0]
 
 
 def prepared(config: TrainConfig) -> Trainer:
