@@ -5,6 +5,7 @@ Both go to stderr. Interventions and alerts are lines in both.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pointsman.training.safety import Alert
 
 NUM_EVALUATIONS = 6  # shown
+_RIVAL = re.compile(r"eval_(?!mean_|(?:min_|max_)?block)(.+)_return")
 PARTS = {"time/env_s": "environment", "time/inference_s": "inference", "time/update_s": "update"}
 
 
@@ -54,6 +56,9 @@ class LineView:
 
     def prepared(self, metrics: dict[str, float]) -> None:
         say(warm_start(metrics))
+
+    def first_evaluation(self, metrics: dict[str, float]) -> None:
+        say(f"before training: {scores(metrics)}")
 
     def row(self, row: Row) -> None:
         if "eval_score" in row:
@@ -86,6 +91,9 @@ class LiveView:
     def prepared(self, metrics: dict[str, float]) -> None:
         self._live.console.print(warm_start(metrics), markup=False, highlight=False)
 
+    def first_evaluation(self, metrics: dict[str, float]) -> None:
+        self._live.console.print(f"before training: {scores(metrics)}", markup=False, highlight=False)
+
     def row(self, row: Row) -> None:
         if "eval_score" in row:
             self._evaluations.append(row)
@@ -117,6 +125,8 @@ class LiveView:
         if self._best not in self._evaluations:
             cells = (_number(self._best.get(key)) for key in keys)
             table.add_row(f"update {self._best['update']:.0f} (best)", *cells)
+        for name, rival_return in rivals(self._best).items():
+            table.add_row(name, "", "", _number(rival_return), "")
         return table
 
 
@@ -155,7 +165,15 @@ def warm_start(metrics: dict[str, float]) -> str:
     return f"warm start: {', '.join(f'{name} {_number(value)}' for name, value in metrics.items())}"
 
 
+def rivals(row: Row) -> dict[str, float]:
+    """Returns of the heuristics that were evaluated beside the policy."""
+    found = {_RIVAL.fullmatch(name): value for name, value in row.items()}
+    return {match[1]: value for match, value in found.items() if match}
+
+
 def scores(row: Row) -> str:
+    if "eval_score" not in row:
+        return "no score"
     baseline = row.get("eval_baseline_score")
     beside = "" if baseline is None else f" (baseline {_number(baseline)})"
     return f"score {_number(row['eval_score'])}{beside}"

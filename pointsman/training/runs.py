@@ -39,7 +39,8 @@ from pointsman.training.logs import Curves, Row
 from pointsman.training.problems import Evaluate, make_env, make_evaluate
 from pointsman.training.ranks import started
 from pointsman.training.safety import Alert
-from pointsman.training.trainer import Outlook, TrainerState, train
+from pointsman.training.state import TrainerState
+from pointsman.training.trainer import Outlook, train
 
 NUM_HEADROOM_ENVS = 32
 NUM_STATES = 2  # kept: one that can be resumed from, should the newest be damaged
@@ -54,6 +55,10 @@ class Show(Protocol):
 
     def prepared(self, metrics: dict[str, float]) -> None:
         """The warm start is done."""
+        ...
+
+    def first_evaluation(self, metrics: dict[str, float]) -> None:
+        """Of the policy that learning starts from."""
         ...
 
     def row(self, row: Row) -> None: ...
@@ -207,6 +212,8 @@ class Run:
             self.best = self.last
             self._save_policy("best", checkpoint, metrics)
         self._write("evaluation.json", self._evaluations())
+        if checkpoint.metadata["update"] == 0:
+            self.show.first_evaluation(metrics)
         return {**metrics, "time/eval_s": time.perf_counter() - started}
 
     def record(self, row: dict[str, float], news: Sequence[Event | Alert]) -> None:
@@ -249,6 +256,8 @@ class Run:
             return
         self._is_described = True
         (self.folder / "checkpoints").mkdir(exist_ok=True)
+        for unfinished in self.folder.rglob(".*.part"):  # of a run that was killed
+            unfinished.unlink()
         text = to_yaml(self.config)
         replace_file(self.folder / "config.yaml", text.encode())
         self._write("schema.json", space_to_json(checkpoint.space))

@@ -38,8 +38,9 @@ from pointsman.training.ppo import Knobs, make_optimizer
 from pointsman.training.ppo import update as ppo_update
 from pointsman.training.problems import make_env
 from pointsman.training.ranks import Ranks
-from pointsman.training.recorded import RecordedEnv, Recording
+from pointsman.training.recorded import RecordedEnv
 from pointsman.training.safety import Alert, Monitor
+from pointsman.training.state import TrainerState, restore, save
 from pointsman.training.warm_start import Teachers, warm_start
 
 # What a random number is for; together with (seed, rank, update) it makes a seed.
@@ -282,89 +283,12 @@ class Trainer:
         self.env.restart(self._seed(ENVIRONMENTS, self.num_updates))
         self.state = self.reference_state = self.network.initial_state(self.buffers.num_envs)
 
-    # Checkpoints --------------------------------------------------------------------------------------------
-
     def checkpoint(self) -> Checkpoint:
         """The policy, as evaluation and serving take it."""
         network = self.average or self.network
         arrays = {name: tensor.numpy().copy() for name, tensor in network.state_dict().items()}
         metadata = self.env.env.metadata | {"update": self.num_updates}
         return Checkpoint(self.config.network, self.env.env.space, arrays, metadata)
-
-    def save(self) -> TrainerState:
-        """Everything that resuming needs. All ranks must call it."""
-        arrays = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
-        if self.reference is not None:
-            arrays |= {f"reference/{name}": tensor for name, tensor in self.reference.state_dict().items()}
-        if self.average is not None:
-            arrays |= {f"average/{name}": tensor for name, tensor in self.average.state_dict().items()}
-        if self.reward_scale is not None:
-            arrays["reward_scale"] = torch.from_numpy(self.reward_scale.squares)
-        for name, parameter in self.network.named_parameters():
-            moments = self.optimizer.state.get(parameter, {})
-            arrays |= {f"optimizer/{name}/{part}": tensor for part, tensor in moments.items()}
-        values: dict[str, Any] = {
-            "num_updates": self.num_updates,
-            "exploration": self.exploration.state_dict(),
-            "monitor": self.monitor.state_dict(),
-            "stage": None if self.curriculum is None else self.curriculum.index,
-            "difficulty": self.env.difficulty,
-            "evaluation": self.evaluation,
-            "teachers": self.teachers.weights.tolist(),
-        }
-        if self.num_updates % self.config.run.checkpoint_every:  # else environments start anew
-            recording = self.env.recording
-            mine = {"actions": np.stack(recording.actions)}
-            if self.state is not None and self.reference_state is not None:
-                mine |= {"state": self.state.numpy(), "reference_state": self.reference_state.numpy()}
-            parts = self.ranks.gather((recording._replace(actions=[]), mine))
-            values["recordings"] = [recording for recording, _ in parts]
-            for rank, (_, theirs) in enumerate(parts):
-                arrays |= {f"rank{rank}/{name}": torch.from_numpy(array) for name, array in theirs.items()}
-        return TrainerState({name: tensor.numpy().copy() for name, tensor in arrays.items()}, values)
-
-    def restore(self, state: TrainerState) -> None:
-        """Take up where `save` was called; environments are brought to where they were."""
-        arrays = {name: torch.from_numpy(array) for name, array in state.arrays.items()}
-        values = state.values
-        self.network.load_state_dict(_under(arrays, "network/"))
-        if self.ppo.kl_reference.highest > 0:
-            self.reference = copy.deepcopy(self.network).requires_grad_(False)
-            self.reference.load_state_dict(_under(arrays, "reference/"))
-        if self.average is not None:
-            self.average.load_state_dict(_under(arrays, "average/"))
-        if self.reward_scale is not None:
-            self.reward_scale.squares = arrays["reward_scale"].numpy().copy()
-            self.reward_scale.num_updates = values["num_updates"]
-        for name, parameter in self.network.named_parameters():
-            moments = _under(arrays, f"optimizer/{name}/")
-            if moments:
-                self.optimizer.state[parameter] = moments
-        self.num_updates = values["num_updates"]
-        self.exploration.load_state_dict(values["exploration"])
-        self.monitor.load_state_dict(values["monitor"])
-        if self.curriculum is not None:
-            self.curriculum.index = values["stage"]
-        self.evaluation = values["evaluation"]
-        self.teachers = Teachers(values["teachers"])
-        if "recordings" in values:
-            mine = _under(arrays, f"rank{self.ranks.rank}/")
-            recording = Recording(*values["recordings"][self.ranks.rank])
-            self.env.play(recording._replace(actions=list(mine["actions"].numpy())))
-            self.state, self.reference_state = mine.get("state"), mine.get("reference_state")
-        elif values["difficulty"]:
-            self.env.set_difficulty(values["difficulty"])
-
-
-class TrainerState(NamedTuple):
-    """What a trainer is made of, as arrays and plain JSON."""
-
-    arrays: dict[str, NDArray[Any]]
-    values: dict[str, Any]
-
-
-def _under(arrays: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in arrays.items() if name.startswith(prefix)}
 
 
 # The loop ---------------------------------------------------------------------------------------------------
@@ -406,13 +330,13 @@ def train(
     run = config.run
     trainer = Trainer(config, ranks)
     if state is not None:
-        trainer.restore(state)
+        restore(trainer, state)
     else:
         prepared = trainer.prepare()
         if host and prepared:
             host.prepared(prepared)
         trainer.evaluation = ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {})
-        first = trainer.save()
+        first = save(trainer)
         if host:
             host.save(first, trainer.checkpoint())
     outlook = ranks.from_first(_outlook(trainer, host))
@@ -440,7 +364,7 @@ def train(
         if host:
             host.record(row, [*news, *alerts])
         if trainer.num_updates % run.checkpoint_every == 0 or outlook.is_over:
-            state = trainer.save()
+            state = save(trainer)
             if host:
                 host.save(state, trainer.checkpoint())
     return trainer

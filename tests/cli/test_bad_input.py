@@ -169,6 +169,8 @@ def test_outputs_are_checked_before_anything_is_simulated(cli: Cli, tmp_path: Pa
         (("--policies", ""), ("policy.kind = ''",)),
         (("--policies", "linear-score"), ("linear-score needs a weight",)),
         (("--baseline", "nothing"), ("'nothing'", "unknown policy")),
+        (("--policies", "absent.yaml"), ("policy.kind = 'absent.yaml'", "no such file")),
+        (("--objective", "tale"), ("--objective = 'tale'", "did you mean 'tail'?")),
         (("--seeds", "0"), ("--seeds = 0", "1 to 1000")),
         (("--seeds", "1001"), ("--seeds = 1001",)),
         (("--threads", "-1"), ("--threads = -1",)),

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from pointsman.evaluation.objective import find_objective
+
 from .conftest import Cli
 from .factories import config_file
 
@@ -27,6 +29,19 @@ def test_table_fits_100_columns(cli: Cli) -> None:
         assert text in result.out
     assert not any("linear-score" in line or "session-affinity" in line for line in lines)
     assert "3 seeds (1000–1002)" in " ".join(lines)
+
+
+def test_cost_is_shown_where_an_objective_is_asked_for(cli: Cli, tmp_path: Path) -> None:
+    result = cli("compare", *SMALL, *THREE, "--objective", "tail", "--out", tmp_path)
+    assert result.status == 0
+    assert max(map(len, result.out.splitlines())) <= 100
+    assert "cost" in result.out.splitlines()[1]
+    tail = find_objective("tail")
+    assert tail.formula in result.out
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["objective"] == tail.model_dump()
+    assert results["comparisons"][0]["ratios"]["least-work"]["cost"]["high"] < 1
+    assert " cost | within SLO |" in (tmp_path / "table.md").read_text()
 
 
 def test_json_is_results_json(cli: Cli, tmp_path: Path) -> None:

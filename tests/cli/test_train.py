@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import threading
@@ -37,6 +38,7 @@ def test_train_says_how_it_goes_and_where_it_is(cli: Cli, config: Path) -> None:
     assert "next        pointsman evaluate runs/fake-1" in result.out
     lines = result.err.splitlines()
     assert "training in runs/fake-1: 1,024 decisions, 1 × 32 environments" in lines
+    assert any(line.startswith("before training: score -0.") for line in lines)
     evaluations = [line for line in lines if line.startswith("update ")]
     assert len(evaluations) == 2
     for word in ("score", "(baseline -0.5)", "entropy", "KL", "decisions/s (environment"):
@@ -117,6 +119,39 @@ def test_bad_input_is_one_line(cli: Cli, config: Path, arguments: list[str], mes
     assert len(result.err.splitlines()) == 1
     assert message in result.err
     assert not Path("runs").exists()
+
+
+def test_the_live_view_draws_learning_and_evaluations(tmp_path: Path) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from pointsman.cli.training_view import LiveView
+
+    row = {
+        "update": 3.0,
+        "timesteps": 1536.0,
+        "fraction_done": 0.25,
+        "elapsed_s": 30.0,
+        "steps_per_s": 2000.0,
+    }
+    row |= {"time/env_s": 1.0, "time/inference_s": 1.0, "time/update_s": 2.0, "entropy_frac": 0.5, "lr": 1e-3}
+    row |= {"approx_kl_mean": 0.01, "clip_frac": 0.1, "explained_variance": 0.8, "noop_frac": 0.0}
+    row |= {"temperature": 1.0, "eval_score": 0.2, "eval_baseline_score": 0.0, "eval_random_return": -7.0}
+    row |= {"eval_mean_return": 0.3, "eval_min_block_return": 0.1, "eval_block0_return": 5.5}
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    view = LiveView(Live(console=console))
+    view.row(row)
+    view.row({**row, "update": 4.0, "eval_score": 0.1})
+    with console.capture() as capture:
+        console.print(view._draw(row))
+    text = capture.get()
+    assert "2,000 decisions/s (environment 25%, inference 25%, update 50%)" in text
+    assert "25%, 1:30 left" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["update", "3", "(best)", "0.2", "0", "0.3", "0.1"] in lines
+    assert ["update", "4", "0.1", "0", "0.3", "0.1"] in lines
+    assert ["random", "-7"] in lines
+    assert "5.5" not in text  # blocks are for the log
 
 
 def test_help_shows_an_example(cli: Cli) -> None:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from pointsman.evaluation import tune as module
+from pointsman.evaluation.objective import find_objective
 
 from .conftest import Cli
 from .factories import config_file
@@ -53,7 +54,7 @@ def test_several_situations_and_another_objective(cli: Cli) -> None:
     scenarios = ("--scenario", "steady-chat", "--scenario", "light-chat")
     made = cli("tune", *scenarios, *SMALL, "--objective", "tail", "--json").json["made"]
     assert made["situations"] == ["steady-chat", "light-chat"]
-    assert made["objective"]["age"] == 12
+    assert made["objective"] == find_objective("tail").model_dump()
 
 
 def test_own_configuration(cli: Cli, tmp_path: Path) -> None:

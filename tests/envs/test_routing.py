@@ -328,6 +328,15 @@ def test_illegal_actions_are_named_and_change_nothing(action: int) -> None:
     assert same(env._observation, before, *Observation._fields)
 
 
+def test_an_action_beyond_a_full_cluster_is_not_taken_for_its_last_replica() -> None:
+    env = make_env(1, scenarios=["light-chat"], warmup_requests=0, max_replicas=4)
+    env.reset(0)
+    for action in (5, 99):
+        with pytest.raises(InputError, match="is not legal"):
+            env.step(np.array([action]))
+    env.step(np.array([4]))
+
+
 def test_advice_is_legal_and_changes_nothing() -> None:
     asked, left_alone = make_env(**CROWDED), make_env(**CROWDED)
     rng = np.random.default_rng(0)
@@ -392,19 +401,26 @@ def test_a_window_is_cut_off_and_what_was_seen_last_is_kept() -> None:
 
 def test_only_an_overhang_terminates_and_it_does_not_pay() -> None:
     env = make_env(2, scenarios=["overload"], warmup_requests=0, max_overhang=2.0, bad_end_s=10.0)
+    everything_to_one = np.ones(2, np.int64)
     env.reset(0)
-    for _ in range(400):
-        # Everything to one replica.
-        step = env.step(np.ones(2, np.int64))
-        if step.terminated.any():
-            break
-    assert step.terminated.any()
-    assert not (step.terminated & step.truncated).any()
+    num_steps = 1
+    while not (step := env.step(everything_to_one)).terminated.any():
+        num_steps += 1
+    assert num_steps < env.spec.decisions
+    assert not step.truncated.any()
     i = int(np.argmax(step.terminated))
     excess = step.episodes[0].metrics["in_system"] - step.episodes[0].metrics["shadow_in_system"]
     assert excess > 2.0 * 4
     terms = sum(float(term[i]) for term in step.terms.values())
     assert step.reward[i] == pytest.approx(terms - 10.0 * excess, rel=1e-4)
+    # The same again, but the window ends with that very decision: it still is a bad end.
+    env.reset(0)
+    for _ in range(num_steps - 1):
+        env.step(everything_to_one)
+    env._lengths[:] = env.spec.decisions - 1
+    step = env.step(everything_to_one)
+    assert step.terminated[i]
+    assert step.truncated.tolist() == (~step.terminated).tolist()
 
 
 def test_groups_take_turns_over_the_environments() -> None:

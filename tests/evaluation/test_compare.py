@@ -154,7 +154,8 @@ def test_cost_is_a_metric_where_an_objective_is_asked_for(comparison: Comparison
     assert other.headlines == (*comparison.headlines, "cost")
     for policy in POLICIES:
         metrics = comparison.metrics[policy]
-        expected = metrics["e2e_mean_s"] + 8 * metrics["ttft_mean_s"] + 6 * metrics["ttft_square_mean_s2"]
+        expected = metrics["e2e_mean_s"] + objective.waiting * metrics["ttft_mean_s"]
+        expected += 0.5 * objective.age * metrics["ttft_square_mean_s2"]
         np.testing.assert_allclose(other.metrics[policy]["cost"], expected)
         assert "cost" not in metrics
     assert other.ratios["least-work"]["cost"].high < 1

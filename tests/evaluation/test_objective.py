@@ -84,7 +84,8 @@ def test_names() -> None:
     assert all(find_objective(name).name == name for name in OBJECTIVES)
     assert find_objective("tail").age > find_objective("balanced").age > find_objective("mean").age > 0
     assert [name for name, one in OBJECTIVES.items() if one.slo > 0] == ["slo"]
-    assert find_objective("balanced").formula == "balanced = e2e + 8 × TTFT + 0.4 × TTFT²"
+    assert EVERYTHING.formula == "all = e2e + 8 × TTFT + 0.4 × TTFT² + 5 × seconds beyond the SLO"
+    assert Objective(name="x").formula == "x = e2e"
     with pytest.raises(InputError, match=r"--objective.*did you mean 'balanced'"):
         find_objective("balance")
     with pytest.raises(InputError, match="known: balanced, mean, tail, slo"):

@@ -22,7 +22,8 @@ from pointsman.training.exploration import Event
 from pointsman.training.networks import TensorObservation, build_network
 from pointsman.training.problems import Evaluate
 from pointsman.training.safety import Alert
-from pointsman.training.trainer import Outlook, TrainerState
+from pointsman.training.state import TrainerState
+from pointsman.training.trainer import Outlook
 
 
 class FakeSpec(Spec):

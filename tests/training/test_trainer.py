@@ -14,7 +14,8 @@ from pointsman.training.config import TrainConfig
 from pointsman.training.networks import TensorObservation
 from pointsman.training.ppo import DivergedError, RatioError
 from pointsman.training.ranks import Ranks, started
-from pointsman.training.trainer import Trainer, TrainerState, train
+from pointsman.training.state import TrainerState, restore
+from pointsman.training.trainer import Trainer, train
 
 from .fakes import FakeEnv, FakeSpec, MemoryHost, fake_config
 
@@ -27,18 +28,28 @@ reward_clipped_frac action_frac_max time/env_s time/inference_s time/update_s st
 EVERYTHING: dict[str, Any] = {
     "env": {"episode_steps": 7},  # no divisor of a rollout: memories outlive it
     "network": {"kind": "attention+gru", "width": 8, "depth": 1, "heads": 2},
-    "ppo": {"kl_reference": 0.1, "imitation": 0.1, "sequence_length": 4, "num_epochs": 1, "kl_penalty": {}},
+    "ppo": {
+        "kl_reference": 0.1,
+        "imitation": 0.1,
+        "sequence_length": 4,
+        "num_epochs": 1,
+        "kl_penalty": {},
+        "reward_memory": 0.9,
+        "critic_first": 1,
+    },
     "exploration": {"epsilon": 0.05, "target": {"entropy_frac": 0.7}, "stagnation": {"evaluations": 1}},
     "warm_start": {"decisions": 1024, "num_epochs": 1, "teachers": {"cheapest": 1, "first": 1}},
     "curriculum": {
         "stages": [{"difficulty": {"entities": 2}}, {"difficulty": {"entities": 4}, "from_fraction": 0.4}]
     },
-    "run": {"num_envs": 16, "rollout_steps": 8, "steps": 16 * 8 * 6},
+    "run": {"num_envs": 16, "rollout_steps": 8, "steps": 16 * 8 * 6, "average_updates": 3},
 }
 
 
 def parameters(trainer: Trainer) -> bytes:
-    return b"".join(tensor.numpy().tobytes() for tensor in trainer.network.state_dict().values())
+    """Of the network, and of what would be served."""
+    arrays = [tensor.numpy() for tensor in trainer.network.state_dict().values()]
+    return b"".join(array.tobytes() for array in (*arrays, *trainer.checkpoint().arrays.values()))
 
 
 def run(
@@ -122,7 +133,9 @@ def stopped(everything: tuple[TrainConfig, Trainer]) -> TrainerState:
     return through_json(run(config, stop_after=5)[1].states[-1])
 
 
-@pytest.mark.parametrize("part", ["optimizer/", "rank0/state", "rank0/reference_state", "reference/"])
+@pytest.mark.parametrize(
+    "part", ["optimizer/", "rank0/state", "rank0/reference_state", "reference/", "average/", "reward_scale"]
+)
 def test_everything_saved_is_needed(
     everything: tuple[TrainConfig, Trainer], stopped: TrainerState, part: str
 ) -> None:
@@ -143,7 +156,7 @@ def test_environments_are_played_to_where_they_were() -> None:
     state = host.states[-1]
     assert parameters(run(config, state)[0]) == parameters(whole)
     trainer = Trainer(config, Ranks())
-    trainer.restore(forget_recordings(state))
+    restore(trainer, forget_recordings(state))
     trainer.restart()
     trainer.step(0.5)
     assert parameters(trainer) != parameters(run(config, state, stop_after=1)[0])
