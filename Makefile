@@ -1,4 +1,4 @@
-# make demo: compare today's routing heuristics on a simulated cluster.   make test: run the tests.
+# make demo: train a policy in two minutes and compare it with today's routers.   make test: run the tests.
 # Both set up their own virtual environment in .venv first.
 
 PYTHON ?= python3
@@ -18,8 +18,10 @@ setup: .venv/.ready
 	touch $@
 
 demo: setup
-	$(BIN)/pointsman compare --scenario steady-chat --scenario mixed-hardware --seeds 8 --out demo
-	@echo "Plots: demo/report.html"
+	rm -rf demo
+	$(BIN)/pointsman train --preset quick --out demo/run
+	$(BIN)/pointsman evaluate demo/run --scenario steady-chat --out demo/evaluation
+	@echo "The run: demo/run. Plots: demo/evaluation/report.html"
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
@@ -32,6 +34,7 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/simulator_speed.py
 	$(BIN)/python benchmarks/simulator_scale.py
+	$(BIN)/python benchmarks/training_speed.py
 
 clean:
 	rm -rf .venv demo
