@@ -34,7 +34,7 @@ EVERYTHING: dict[str, Any] = {
         "sequence_length": 4,
         "num_epochs": 1,
         "kl_penalty": {},
-        "reward_memory": 0.9,
+        "reward_memory": 3,
         "critic_first": 1,
     },
     "exploration": {"epsilon": 0.05, "target": {"entropy_frac": 0.7}, "stagnation": {"evaluations": 1}},
