@@ -57,8 +57,9 @@ class Objective(Spec):
         )
 
 
-# The more a second of waiting and its age cost, the shorter the tail and the longer the mean. What two minutes
-# of training on `steady-chat` gave against least-outstanding (selection seeds; mean TTFT, P99 TTFT, mean e2e):
+# The more a second of waiting and its age cost, the shorter the tail and the longer the mean. What two
+# minutes of training on `steady-chat` gave against least-outstanding on selection seeds (mean TTFT, P99 TTFT,
+# mean end-to-end):
 #   waiting 3, age 0.8   −23 %, +37 %, −9.3 %: long prompts are sent to a replica of their own
 #   waiting 2, age 3     −32 %, −32 %, −2.5 %
 #   waiting 4, age 4     −33 %, −34 %, −2.0 %
