@@ -35,6 +35,7 @@ from pointsman.spec import Spec, parse_spec
 ROUTING_FEATURES = (*ENTITY_FEATURES, *CONTEXT_FEATURES)
 FEATURE_GROUPS = tuple(dict.fromkeys(feature.group for feature in ROUTING_FEATURES))
 
+BASELINE = "least-outstanding"  # today's router: what there must be something to gain over
 PRICE_SMOOTHING_S = 10.0
 NUM_SCALE_REQUESTS = 3000  # of the run that finds what the shadow pays per second
 
@@ -114,11 +115,11 @@ class RoutingEnv:
         self.groups = spec.scenarios
         self.objective: Objective = find_objective(spec.objective)
         self.space = EntitySpace(spec.max_replicas, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
-        has_shadow = any(one.kind == spec.shadow.kind for one in spec.teachers)
-        teachers = spec.teachers if has_shadow else (*spec.teachers, spec.shadow)
+        has_baseline = any(one.kind == BASELINE for one in spec.teachers)
+        teachers = spec.teachers if has_baseline else (*spec.teachers, PolicySpec(kind=BASELINE))
         self.metadata = {"objective": spec.objective, "hold": spec.hold.model_dump()}
         self.teachers = tuple(one.kind for one in teachers)
-        self.baseline = spec.shadow.kind
+        self.baseline = BASELINE
         self.set_difficulty({})
         self.group = np.arange(num_envs) % len(self.groups)  # fixed, so that every update sees them all
 

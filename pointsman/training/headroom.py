@@ -167,8 +167,9 @@ class Headroom:
             found.append(
                 f"{base.flat_frac:.0%} of the rewards are clipped or squashed: better and worse look alike"
             )
-        if base.zero_frac > MAX_ZERO_FRAC:
-            found.append(f"{base.zero_frac:.0%} of the rewards are exactly 0: most decisions teach nothing")
+        zero_frac = min(one.zero_frac for one in self.earned)  # whoever acts as the reference does earns 0
+        if zero_frac > MAX_ZERO_FRAC:
+            found.append(f"{zero_frac:.0%} of the rewards are exactly 0: most decisions teach nothing")
         small = [name for name, gain in self.gains.items() if gain.is_small]
         if small:
             found.append(
