@@ -163,9 +163,9 @@ class RewardSpec(Spec):
         default={}, description="weight of each term; empty: the costs of the objective"
     )
     relative: bool = Field(default=True, description="costs and throughput minus those of the shadow")
-    scale: Literal["scenario", "none"] = Field(
-        default="scenario",
-        description="scenario: divide by what the shadow pays per second, so that a reward of 0.1 for a "
+    scale: Literal["shadow", "none"] = Field(
+        default="shadow",
+        description="shadow: divide by what it pays per second of the episode, so that a reward of 0.1 for a "
         "second means 10 % less cost in every scenario",
     )
     clip: tuple[float, float] | None = Field(default=None, description="lowest and highest reward of a step")

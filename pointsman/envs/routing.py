@@ -25,6 +25,7 @@ from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
 from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, Snapshot, Totals
 from pointsman.errors import InputError
 from pointsman.evaluation.objective import DEFAULT_OBJECTIVE, Objective, find_objective
+from pointsman.evaluation.simulate import Prepared
 from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
 from pointsman.policies.rollout import advise, look, run
 from pointsman.policies.spec import PolicySpec, PolicyTables
@@ -36,8 +37,6 @@ ROUTING_FEATURES = (*ENTITY_FEATURES, *CONTEXT_FEATURES)
 FEATURE_GROUPS = tuple(dict.fromkeys(feature.group for feature in ROUTING_FEATURES))
 
 BASELINE = "least-outstanding"  # today's router: what there must be something to gain over
-PRICE_SMOOTHING_S = 10.0
-NUM_SCALE_REQUESTS = 3000  # of the run that finds what the shadow pays per second
 
 
 class HoldRule(Spec):
@@ -130,7 +129,7 @@ class RoutingEnv:
         self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
         self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
         self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]
-        self._warmup = [PolicyTables([PolicySpec(kind=kind)] * 2) for kind in spec.warmup_policies]
+        self._warmup = [PolicyTables([PolicySpec(kind=kind)] * 3) for kind in spec.warmup_policies]
         self._clusters: list[Clusters | None] = [None] * num_envs
         self._sims = np.zeros(num_envs, SIM).view(np.recarray)
         self._shadows = np.zeros(num_envs, SIM).view(np.recarray)
@@ -142,8 +141,7 @@ class RoutingEnv:
         self._context_off = [i for i, feature in enumerate(CONTEXT_FEATURES) if feature.group in off]
 
         self._rngs: list[np.random.Generator] = []
-        self._scales = self._find_scales()
-        self._prices = np.zeros(num_envs)
+        self._prices = np.ones(num_envs)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self._latency_s = np.zeros(num_envs)
@@ -166,25 +164,6 @@ class RoutingEnv:
             if name in weights:
                 weights[name] *= self.difficulty.strictness
         return weights
-
-    def _find_scales(self) -> NDArray[np.float64]:
-        """[groups] what the shadow pays per second, by its own run; 1 where rewards are not scaled."""
-        scales = np.ones(len(self.groups))
-        if self.spec.reward.scale == "none":
-            return scales
-        rng = np.random.default_rng(0)  # a constant: every rank and every resumed run scales alike
-        for index, name in enumerate(self.groups):
-            paid = []
-            for _ in range(8 if name == "random" else 2):
-                one = draw(name, NUM_SCALE_REQUESTS, self.difficulty, rng)
-                clusters = Clusters([one.config.cluster], [one.plans], [one.workload], [one.config.seed])
-                self._set_slo(clusters)
-                clusters.sims["stop_at"] = one.workload.arrived_at[-1]
-                run(clusters.sims, self._shadow.rows[:1], self._no_actions, 0, 1)
-                price = float(self._price(Totals.of(clusters.sims))[0])
-                paid.append(price / float(clusters.sims["now"][0]))
-            scales[index] = float(np.median(paid)) or 1.0
-        return scales
 
     def _set_slo(self, clusters: Clusters) -> None:
         clusters.sims["slo_ttft_s"] = self.spec.slo.ttft_s
@@ -216,14 +195,15 @@ class RoutingEnv:
             raise InputError(
                 "env.max_replicas", spec.max_replicas, f"an episode has {len(one.plans)} replicas", "raise it"
             )
+        # Three that are alike: the policy's, its shadow, and one that tells what the shadow will pay.
         clusters = Clusters(
-            [one.config.cluster] * 2, [one.plans] * 2, [one.workload] * 2, [one.config.seed] * 2
+            [one.config.cluster] * 3, [one.plans] * 3, [one.workload] * 3, [one.config.seed] * 3
         )
         self._set_slo(clusters)
         warmup = self._warmup[int(rng.integers(len(self._warmup)))]
         if num_warmup > 0:
             clusters.sims["stop_at"] = one.workload.arrived_at[num_warmup - 1]
-            run(clusters.sims, warmup.rows, self._no_actions, 0, 2)
+            run(clusters.sims, warmup.rows, self._no_actions, 0, 3)
             clusters.sims["stop_at"] = np.inf
         self._clusters[i] = clusters
         self._sims[i], self._shadows[i] = clusters.sims[0], clusters.sims[1]
@@ -231,7 +211,8 @@ class RoutingEnv:
         self._observation.entities[i] = 0.0
         self._observation.action_mask[i] = False
         self._observation.entity_mask[i] = np.arange(spec.max_replicas) < len(one.plans)
-        self._prices[i] = self._scales[self.group[i]]
+        if spec.reward.scale == "shadow":
+            self._prices[i] = self._price_per_second(clusters.sims[2:], self._shadow.rows[i : i + 1], one)
         self._returns[i] = self._lengths[i] = self._latency_s[i] = self._throughput_rps[i] = 0.0
 
     def _advance(self, first: int, last: int, actions: NDArray[np.int64]) -> None:
@@ -268,7 +249,7 @@ class RoutingEnv:
         own, shadow = Totals.of(self._sims), Totals.of(self._shadows)
         snapshot = self._snapshot(own.since(self._before[0]), shadow.since(self._before[1]))
         self._look(0, self.num_envs)
-        scale = self._scale(snapshot)
+        scale = self._prices
         reward, terms, is_flat = self.spec.reward.evaluate(snapshot, self._weights(), scale)
         self._lengths += 1
         overhang = (self._sims.num_in_system - self._shadows.num_in_system) / self._sims.num_replicas
@@ -294,20 +275,17 @@ class RoutingEnv:
             episodes=episodes,
         )
 
-    def _scale(self, snapshot: Snapshot) -> NDArray[np.float64]:
-        """[N] what a second costs here: the usual price, or the shadow's of late where it is more.
+    def _price_per_second(self, sims: Any, policies: Any, episode: Prepared) -> float:
+        """What the shadow pays for a second of this episode, on average; sims [1] is run to its end.
 
-        A queue that grows without end would otherwise drown all scenarios in which none does. It follows from
-        the arrivals alone, so no policy can gain by moving it.
+        One price for all of an episode: if rewards were divided by what it pays at the time, a burst would
+        count no more than a calm, and a policy would learn to neglect it.
         """
-        usual = self._scales[self.group]
-        if self.spec.reward.scale == "none":
-            return usual
-        elapsed_s = snapshot.shadow.now
-        share = -np.expm1(-elapsed_s / PRICE_SMOOTHING_S)
-        price = self._price(snapshot.shadow) / np.maximum(elapsed_s, 1e-9)
-        self._prices += share * (price - self._prices)
-        return np.maximum(self._prices, usual)
+        before = Totals.of(sims)
+        sims["stop_at"] = episode.workload.arrived_at[-1]
+        run(sims, policies, self._no_actions, 0, 1)
+        gained = Totals.of(sims).since(before)
+        return float(self._price(gained)[0] / max(gained.now[0], 1e-9)) or 1.0
 
     def _price(self, totals: Totals) -> NDArray[np.float64]:
         """[N] the cost of what these totals count, by the objective."""

@@ -41,7 +41,7 @@ def history(env: RoutingEnv, num_steps: int, seed: int) -> list[bytes]:
 
 
 def test_terms_add_up_to_the_reward() -> None:
-    env = make_env(**CROWDED, objective="slo", reward={"scale": "scenario"}, slo={"ttft_s": 0.2})
+    env = make_env(**CROWDED, objective="slo", reward={"scale": "shadow"}, slo={"ttft_s": 0.2})
     rng = np.random.default_rng(0)
     seen = env.reset(0)
     sums = {}
@@ -144,23 +144,30 @@ def test_strictness_is_a_factor_on_age_and_slo_alone() -> None:
 # What is seen -----------------------------------------------------------------------------------------------
 
 
-def test_true_lengths_of_running_requests_show_only_when_they_end() -> None:
-    """Lengthen everything in the system in one of two equal runs: a router sees no difference until the
-    first of these requests would have ended. The critic's part does show it, so the change is real."""
+@pytest.mark.parametrize("which", ["running", "to come"])
+def test_true_lengths_show_only_when_requests_end(which: str) -> None:
+    """Lengthen requests in one of two equal runs: a router sees no difference until the first of them would
+    have ended. The critic's part does show it, so the change is real. Requests in the system show what is
+    read while they run, those to come also what is noted when they are placed."""
     whole, longer = (make_env(1, scenarios=["tight-memory"], warmup_requests=1000) for _ in range(2))
     seen, also = whole.reset(5), longer.reset(5)
     assert same(seen, also, *Observation._fields)
     clusters = longer._clusters[0]
     assert clusters is not None
     requests, sim = clusters.requests[0], longer._sims[0]
-    is_running = (requests["arrived_at"] <= sim.now) & (requests["completed_at"] < 0)
-    # Those about to end would leave nothing to compare.
-    is_running &= (requests["arrived_at"] > sim.now - 2.0) & (requests["num_decode"] > 200)
-    changed = np.flatnonzero(is_running)
+    is_here = requests["arrived_at"] <= sim.now
+    # Short ones, or those about to end, would leave nothing to compare.
+    is_long = requests["num_decode"] > 200
+    if which == "running":
+        chosen = is_here & is_long & (requests["completed_at"] < 0) & (requests["arrived_at"] > sim.now - 2.0)
+        assert (requests["first_token_at"][chosen] >= 0).any()
+    else:
+        chosen = ~is_here & is_long & (requests["num_prefill"] < 4000)  # fits anywhere, with all its output
+    changed = np.flatnonzero(chosen)
     assert len(changed) > 3
-    assert (requests["first_token_at"][changed] >= 0).any()
     requests["num_decode"][changed] += 400
-    sim.num_decode_left += 400 * len(changed)
+    if which == "running":
+        sim.num_decode_left += 400 * len(changed)  # counted on arrival
 
     rng = np.random.default_rng(0)
     num_same, is_critic_told = 0, False
