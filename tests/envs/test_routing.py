@@ -57,7 +57,8 @@ def test_terms_add_up_to_the_reward() -> None:
 @pytest.mark.parametrize("scenario", ["mixed-hardware", "tight-memory"])
 def test_doing_as_the_shadow_does_earns_exactly_nothing(scenario: str) -> None:
     """Of a policy that breaks ties by number: the others break them at random."""
-    env = make_env(scenarios=[scenario], shadow={"kind": "vidur-lor"})
+    teachers = [{"kind": "vidur-lor"}, {"kind": "hold-until-room"}]
+    env = make_env(scenarios=[scenario], shadow={"kind": "vidur-lor"}, teachers=teachers)
     env.reset(1)
     for _ in range(200):
         assert not env.step(env.advise(env.teachers.index("vidur-lor"))).reward.any()
@@ -361,9 +362,8 @@ def test_advice_is_legal_and_changes_nothing() -> None:
 def test_the_baseline_is_a_teacher() -> None:
     assert make_env(1).teachers == ("least-delay", "hold-until-room", "least-outstanding")
     assert make_env(1).baseline == "least-outstanding"
-    env = make_env(1, shadow={"kind": "hold-until-room"})
-    assert env.teachers == ("least-delay", "hold-until-room")
-    assert env.baseline == "hold-until-room"
+    env = make_env(1, teachers=[{"kind": "least-outstanding"}], shadow={"kind": "hold-until-room"})
+    assert env.teachers == ("least-outstanding",)
 
 
 # Episodes ---------------------------------------------------------------------------------------------------

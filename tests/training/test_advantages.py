@@ -171,12 +171,21 @@ def test_single_precision_input_is_summed_in_double() -> None:
 
 def test_time_discount_does_not_depend_on_how_often_one_decides() -> None:
     """Ten decisions in a second discount as much as one, and a horizon later 1/e is left."""
-    spec = TimeDiscount(horizon_s=20.0, trace_s=1.3)
+    spec = TimeDiscount(horizon_s=20.0, trace_s=1.3, horizon_steps=1.0, trace_steps=1.0)
     discount, trace = spec.arrays(np.full((200, 1), 0.1))
     once, _ = spec.arrays(np.array([[1.0]]))
     assert np.prod(discount[:10]) == pytest.approx(once[0, 0], rel=1e-12)
     assert np.prod(discount) == pytest.approx(np.exp(-1), rel=1e-12)
     assert np.prod(trace[:13]) == pytest.approx(np.exp(-1), rel=1e-12)
+
+
+def test_time_discount_reaches_a_number_of_decisions_however_long_they_take() -> None:
+    spec = TimeDiscount(horizon_s=20.0, trace_s=1.3, horizon_steps=100.0, trace_steps=10.0)
+    discount, trace = spec.arrays(np.array([[60.0], [0.01]]))
+    assert discount[0, 0] == pytest.approx(np.exp(-1 / 100))
+    assert trace[0, 0] == pytest.approx(np.exp(-1 / 10))
+    assert discount[1, 0] == pytest.approx(np.exp(-0.01 / 20))
+    assert trace[1, 0] == pytest.approx(np.exp(-0.01 / 1.3))
 
 
 def test_step_discount_is_the_same_for_all() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointsman.training.normalisers import CLIP, MIN_STD, FeatureScale, ValueScale
+from pointsman.training.normalisers import CLIP, MIN_STD, FeatureScale, RewardScale, ValueScale
 
 from .networks import make_network, make_observation
 
@@ -65,10 +65,33 @@ def test_scaled_features_have_mean_0_and_std_1_and_are_clipped() -> None:
     assert scale(rows - 1e6).min() == -CLIP
 
 
-def test_a_feature_that_never_moved_is_not_blown_up() -> None:
+def test_a_feature_that_hardly_moved_is_not_blown_up() -> None:
+    scale = FeatureScale(1)
+    scale.update(torch.tensor([[0.5], [0.5001]]))
+    assert scale(torch.tensor([[0.51]])).item() == pytest.approx(0.00995 / MIN_STD, rel=1e-2)
+
+
+def test_a_feature_that_never_moved_is_not_looked_at() -> None:
+    """One that is switched off in training must not disturb when the compiled policy is shown it."""
     scale = FeatureScale(1)
     scale.update(torch.full((100, 1), 0.5))
-    assert scale(torch.tensor([[0.51]])).item() == pytest.approx(0.01 / MIN_STD, rel=1e-3)
+    assert scale(torch.tensor([[7.0]])).item() == 0.0
+
+
+def test_rewards_are_divided_by_the_spread_of_their_group() -> None:
+    """The same rewards ten times as large come out the same; a group without any stays as it is."""
+    rng = np.random.default_rng(0)
+    rewards = rng.normal(size=(50, 4)) * [1.0, 10.0, 1.0, 0.0]
+    groups = np.broadcast_to(np.arange(4), rewards.shape)
+    scale = RewardScale(4, memory=10)
+    scale.update(rewards, np.full(rewards.shape, 0.5), groups)
+    scaled = rewards / scale.scale(groups)
+    sums = np.zeros((50, 4))
+    to_come = np.zeros(4)
+    for t in reversed(range(50)):
+        sums[t] = to_come = scaled[t] + 0.5 * to_come
+    assert np.square(sums).mean(axis=0)[:3] == pytest.approx(1.0)
+    assert not scaled[:, 3].any()
 
 
 def test_only_observe_moves_the_scales_and_padded_entities_do_not_enter() -> None:
