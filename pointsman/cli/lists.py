@@ -72,10 +72,12 @@ def policies(
     from pointsman.policies.spec import HEURISTICS
     from pointsman.signals import SIGNALS
 
+    known = {name: one.what for name, one in HEURISTICS.items()}
+    known["default"] = "where the trained policy of this package says; it may hold the request instead"
     if as_json:
         rows: list[dict[str, Any]] = [signal._asdict() for signal in SIGNALS]
         if not signals:
-            rows = [{"name": name, "what": one.what} for name, one in HEURISTICS.items()]
+            rows = [{"name": name, "what": what} for name, what in known.items()]
         print_json(rows)
         return
     if signals:
@@ -84,8 +86,8 @@ def policies(
             table.add_row(*signal)
     else:
         table = plain_table("policy", "sends a request to")
-        for name, one in HEURISTICS.items():
-            table.add_row(name, one.what)
+        for name, what in known.items():
+            table.add_row(name, what)
     stdout().print(table)
 
 
