@@ -72,7 +72,7 @@ class RoutingSpec(Spec):
         default=(PolicySpec(kind="least-delay"),), description="whose decisions a warm start imitates"
     )
     max_replicas: int = Field(default=8, ge=1, description="room in the observation")
-    decisions: int = Field(default=2048, ge=1, description="length of an episode")
+    decisions: int = Field(default=4096, ge=1, description="length of an episode")
     warmup_requests: int = Field(
         default=3000, ge=0, description="at most so many arrivals, drawn at random, come before it"
     )

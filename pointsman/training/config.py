@@ -48,7 +48,7 @@ class RunSpec(Spec):
     )
     evaluate_every: int = Field(default=20, ge=1, description="[updates]")
     checkpoint_every: int = Field(
-        default=20, ge=1, description="[updates]; environments start anew at each, so that resuming is exact"
+        default=50, ge=1, description="[updates]; environments start anew at each, so that resuming is exact"
     )
 
     @model_validator(mode="after")

@@ -269,7 +269,7 @@ def _by_size(observation: TensorObservation) -> tuple[TensorObservation, TensorO
     half = observation.entity_mask.shape[1] // 2
     is_large = observation.entity_mask[:, half:].any(1)
     num_rows, num_large = len(is_large), int(is_large.sum())
-    if half < 2 or num_rows < MIN_ROWS_TO_SPLIT or num_large > num_rows // 2:
+    if half < 2 or num_rows < MIN_ROWS_TO_SPLIT or not 0 < num_large <= num_rows // 2:
         return None
     rows = torch.cat(((~is_large).nonzero()[:, 0], is_large.nonzero()[:, 0]))
     small = observation.rows(rows[: num_rows - num_large])

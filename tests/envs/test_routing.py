@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from simulator.factories import GuardedClusters
 
 from pointsman.envs import routing
 from pointsman.envs.entity import Observation
@@ -97,7 +98,8 @@ def test_costs_are_latencies() -> None:
     assert paid["slo"] == pytest.approx(slo_excess_s(here, 0.3, 0.02), rel=1e-5)
     assert paid["slo"] > 0
 
-    run(env._sims, PolicyTables([PolicySpec()]).rows, np.zeros(1, np.int64), 0, 1)
+    policies = PolicyTables([PolicySpec()])  # its rows point into it
+    run(env._sims, policies.rows, np.zeros(1, np.int64), 0, 1)
     assert env._sims.status[0] == DONE
     e2e, ttft = (requests[name] - requests["arrived_at"] for name in ("completed_at", "first_token_at"))
     sim = env._sims[0]
@@ -364,6 +366,27 @@ def test_the_baseline_is_a_teacher() -> None:
     assert make_env(1).baseline == "least-outstanding"
     env = make_env(1, teachers=[{"kind": "least-outstanding"}], shadow={"kind": "hold-until-room"})
     assert env.teachers == ("least-outstanding",)
+
+
+def test_nothing_is_written_outside_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels reach their arrays by address: only guards beside them would show it."""
+    begun: list[GuardedClusters] = []
+
+    def guarded(*arguments: Any) -> GuardedClusters:
+        begun.append(GuardedClusters(*arguments))
+        return begun[-1]
+
+    monkeypatch.setattr(routing, "Clusters", guarded)
+    scenarios = ["random", "failure", "tight-memory", "overload"]
+    env = make_env(4, scenarios=scenarios, max_replicas=8, decisions=40)
+    rng = np.random.default_rng(0)
+    seen = env.reset(0)
+    for t in range(100):
+        # In turn: any legal action, and holding wherever it is legal.
+        seen = env.step(any_legal(seen, rng) if t % 2 else seen.action_mask.argmax(axis=1)).observation
+        env.advise(t % len(env.teachers))
+    assert len(begun) >= 3 * env.num_envs
+    assert [clusters.broken_guards() for clusters in begun] == [[]] * len(begun)
 
 
 # Episodes ---------------------------------------------------------------------------------------------------
