@@ -44,9 +44,9 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
     ("+ the state shows the request, delays and trends", {"env.features_off": ["hint"]}),
     (
         "+ reward: cost integral, not a clipped snapshot",
-        {"env.reward": {"relative": False, "scale": "shadow"}},
+        {"env.reward": {"relative": False, "scale": "moment"}},
     ),
-    ("+ reward relative to a shadow", {"env.reward": {"relative": True, "scale": "shadow"}}),
+    ("+ reward relative to a shadow", {"env.reward": {"relative": True, "scale": "moment"}}),
     ("+ discount by time, horizon 20 s", {"ppo.discount": {"kind": "time"}}),
     ("+ one network for every replica", {"network": {"kind": "pooled", "privileged_critic": False}}),
     ("+ a critic that sees the shadow", {"network": {"kind": "pooled"}}),

@@ -163,10 +163,11 @@ class RewardSpec(Spec):
         default={}, description="weight of each term; empty: the costs of the objective"
     )
     relative: bool = Field(default=True, description="costs and throughput minus those of the shadow")
-    scale: Literal["shadow", "none"] = Field(
-        default="shadow",
-        description="shadow: divide by what it pays per second of the episode, so that a reward of 0.1 for a "
-        "second means 10 % less cost in every scenario",
+    scale: Literal["episode", "moment", "none"] = Field(
+        default="episode",
+        description="divide by what the shadow pays per second of the episode, so that a reward of 0.1 for a "
+        "second means 10 % less cost in every scenario; or by what it pays at the moment, if that is more: "
+        "less noise from crowded moments, but where bursts and overload matter they are then neglected",
     )
     clip: tuple[float, float] | None = Field(default=None, description="lowest and highest reward of a step")
     squash: Literal["none", "tanh"] = Field(default="none", description="what the seeds did wrong")

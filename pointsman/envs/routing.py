@@ -36,6 +36,7 @@ from pointsman.spec import Spec, parse_spec
 ROUTING_FEATURES = (*ENTITY_FEATURES, *CONTEXT_FEATURES)
 FEATURE_GROUPS = tuple(dict.fromkeys(feature.group for feature in ROUTING_FEATURES))
 
+PRICE_SMOOTHING_S = 10.0
 BASELINE = "least-outstanding"  # today's router: what there must be something to gain over
 
 
@@ -142,6 +143,7 @@ class RoutingEnv:
 
         self._rngs: list[np.random.Generator] = []
         self._prices = np.ones(num_envs)
+        self._recent_prices = np.ones(num_envs)
         self._returns = np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
         self._latency_s = np.zeros(num_envs)
@@ -211,8 +213,10 @@ class RoutingEnv:
         self._observation.entities[i] = 0.0
         self._observation.action_mask[i] = False
         self._observation.entity_mask[i] = np.arange(spec.max_replicas) < len(one.plans)
-        if spec.reward.scale == "shadow":
-            self._prices[i] = self._price_per_second(clusters.sims[2:], self._shadow.rows[i : i + 1], one)
+        if spec.reward.scale != "none":
+            self._prices[i] = self._recent_prices[i] = self._price_per_second(
+                clusters.sims[2:], self._shadow.rows[i : i + 1], one
+            )
         self._returns[i] = self._lengths[i] = self._latency_s[i] = self._throughput_rps[i] = 0.0
 
     def _advance(self, first: int, last: int, actions: NDArray[np.int64]) -> None:
@@ -249,7 +253,7 @@ class RoutingEnv:
         own, shadow = Totals.of(self._sims), Totals.of(self._shadows)
         snapshot = self._snapshot(own.since(self._before[0]), shadow.since(self._before[1]))
         self._look(0, self.num_envs)
-        scale = self._prices
+        scale = self._scale(snapshot)
         reward, terms, is_flat = self.spec.reward.evaluate(snapshot, self._weights(), scale)
         self._lengths += 1
         overhang = (self._sims.num_in_system - self._shadows.num_in_system) / self._sims.num_replicas
@@ -275,12 +279,17 @@ class RoutingEnv:
             episodes=episodes,
         )
 
-    def _price_per_second(self, sims: Any, policies: Any, episode: Prepared) -> float:
-        """What the shadow pays for a second of this episode, on average; sims [1] is run to its end.
+    def _scale(self, snapshot: Snapshot) -> NDArray[np.float64]:
+        """[N] what rewards are divided by. All of it follows from the arrivals, so no policy can move it."""
+        if self.spec.reward.scale != "moment":
+            return self._prices
+        elapsed_s = np.maximum(snapshot.shadow.now, 1e-9)
+        share = -np.expm1(-elapsed_s / PRICE_SMOOTHING_S)
+        self._recent_prices += share * (self._price(snapshot.shadow) / elapsed_s - self._recent_prices)
+        return np.maximum(self._recent_prices, self._prices)
 
-        One price for all of an episode: if rewards were divided by what it pays at the time, a burst would
-        count no more than a calm, and a policy would learn to neglect it.
-        """
+    def _price_per_second(self, sims: Any, policies: Any, episode: Prepared) -> float:
+        """What the shadow pays for a second of this episode, on average; sims [1] is run to its end."""
         before = Totals.of(sims)
         sims["stop_at"] = episode.workload.arrived_at[-1]
         run(sims, policies, self._no_actions, 0, 1)

@@ -42,7 +42,7 @@ def history(env: RoutingEnv, num_steps: int, seed: int) -> list[bytes]:
 
 
 def test_terms_add_up_to_the_reward() -> None:
-    env = make_env(**CROWDED, objective="slo", reward={"scale": "shadow"}, slo={"ttft_s": 0.2})
+    env = make_env(**CROWDED, objective="slo", reward={"scale": "episode"}, slo={"ttft_s": 0.2})
     rng = np.random.default_rng(0)
     seen = env.reset(0)
     sums = {}
