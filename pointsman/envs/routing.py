@@ -148,7 +148,6 @@ class RoutingEnv:
         self._lengths = np.zeros(num_envs, np.int64)
         self._latency_s = np.zeros(num_envs)
         self._throughput_rps = np.zeros(num_envs)
-        self._start: list[Totals] = []
 
     def _empty_observation(self) -> Observation:
         count, room = self.num_envs, self.space.num_entities

@@ -35,7 +35,6 @@ class Selection:
         trained_on = [name for name in spec.scenarios if name != RANDOM]
         self.scenarios = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
         self.seeds = SELECTION_SEEDS[: spec.evaluation.seeds]
-        self.hold = spec.hold.model_dump()
 
     @cached_property
     def _prepared(self) -> list[Prepared]:

@@ -97,7 +97,11 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "metadata": dict(checkpoint.metadata),
     }
     arrays = {name: np.asarray(array, order="C") for name, array in checkpoint.arrays.items()}
-    data = save(arrays, {HEADER: json.dumps(header, sort_keys=True)})
+    replace_file(path, save(arrays, {HEADER: json.dumps(header, sort_keys=True)}))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write beside it, to the disk, then rename."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with partial.open("wb") as file:

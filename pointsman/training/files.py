@@ -1,9 +1,8 @@
-"""Files that are complete or as they were before, whatever happens meanwhile."""
+"""The state of a trainer on disk: complete, or as it was before, whatever happens meanwhile."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from pointsman.policies.checkpoint import replace_file
+
 HEADER = "pointsman_state"
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write beside it, to the disk, then rename."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_state(path: Path, arrays: dict[str, NDArray[Any]], values: dict[str, Any]) -> None:

@@ -28,12 +28,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from pointsman.errors import InputError
-from pointsman.policies.checkpoint import Checkpoint, save_checkpoint, space_to_json
+from pointsman.policies.checkpoint import Checkpoint, replace_file, save_checkpoint, space_to_json
 from pointsman.report.files import output_dir
 from pointsman.report.plain import provenance, to_json
 from pointsman.training.config import TrainConfig, load_train_config, to_yaml
 from pointsman.training.exploration import Event
-from pointsman.training.files import read_state, replace_file, write_state
+from pointsman.training.files import read_state, write_state
 from pointsman.training.headroom import Headroom, find_headroom
 from pointsman.training.logs import Curves, Row
 from pointsman.training.problems import Evaluate, make_env, make_evaluate
