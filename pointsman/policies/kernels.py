@@ -13,8 +13,12 @@ from pointsman.policies.observation import (
     NUM_CONTEXT_FEATURES,
     NUM_ENTITY_FEATURES,
     delay_added,
+    has_memory,
     has_room,
+    is_crowded,
     observe,
+    slowdown_of,
+    usual_excess,
 )
 from pointsman.signals import (
     CONTEXT_TOKENS,
@@ -49,8 +53,9 @@ from pointsman.simulator.state import NUM_LENGTH_CLASSES, request_at
     HOLD_UNTIL_ROOM,
     LINEAR_SCORE,
     LEAST_DELAY,
+    LATE_BINDING,
     LEARNED,
-) = range(15)
+) = range(16)
 
 FORBIDDEN = np.inf
 NUM_DRAWS = 64  # at random, before the replicas that may take the request are searched in order
@@ -118,8 +123,11 @@ def choose(sim, policy):
     if size > sim.fits_anywhere or sim.num_accepting < sim.num_replicas:
         forbid(sim, scores, i)
     is_overdue = sim.now - request.arrived_at >= sim.max_hold_s
-    if kind == HOLD_UNTIL_ROOM and not is_overdue:
-        forbid_without_room(sim, policy, scores, request.num_prefill)
+    if not is_overdue:
+        if kind == HOLD_UNTIL_ROOM:
+            forbid_without_room(sim, policy, scores, request.num_prefill)
+        elif kind == LATE_BINDING:
+            forbid_binding_early(sim, policy, scores, request.num_prefill)
     return lowest(sim, scores, kind != VIDUR_LOR) + 1
 
 
@@ -156,10 +164,12 @@ def fill_scores(sim, policy, scores, num_prefill):
         for k in range(sim.num_replicas):
             prefill_s = (signals[PENDING_PREFILL_TOKENS, k] + num_prefill) * signals[PREFILL_S_PER_TOKEN, k]
             scores[k] = prefill_s + signals[EXPECTED_TOKENS, k] * signals[DECODE_S_PER_TOKEN, k]
-    elif kind == LEAST_DELAY:
+    elif kind in (LEAST_DELAY, LATE_BINDING):
         output = float_list(sim.output_estimate, NUM_LENGTH_CLASSES)[length_class(num_prefill)]
+        usual = usual_excess(signals, sim.num_replicas)
         for k in range(sim.num_replicas):
-            scores[k] = delay_added(signals, k, num_prefill, output, 1.0)
+            slowdown = slowdown_of(signals, k, usual)
+            scores[k] = delay_added(signals, k, num_prefill, output, slowdown)
     elif kind == LEAST_KV:
         for k in range(sim.num_replicas):
             scores[k] = signals[SCRAPED_KV_USE, k]
@@ -189,6 +199,21 @@ def forbid_without_room(sim, policy, scores, num_prefill):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     for k in range(sim.num_replicas):
         if not has_room(signals, k, num_prefill, policy.kv_limit, policy.prefill_limit):
+            scores[k] = FORBIDDEN
+
+
+@kernel
+def forbid_binding_early(sim, policy, scores, num_prefill):
+    """Held while no replica has room and few others are held, and while all memory is full."""
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    can_start = is_crowded(sim)
+    for k in range(sim.num_replicas):
+        if scores[k] != FORBIDDEN and has_room(
+            signals, k, num_prefill, policy.kv_limit, policy.prefill_limit
+        ):
+            can_start = True
+    for k in range(sim.num_replicas):
+        if not (can_start and has_memory(signals, k, num_prefill, policy.kv_limit)):
             scores[k] = FORBIDDEN
 
 

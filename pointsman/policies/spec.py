@@ -60,6 +60,9 @@ HEURISTICS: Mapping[str, Heuristic] = {
     "hold-until-room": Heuristic(
         kernels.HOLD_UNTIL_ROOM, "hold at the router until a replica has room, then least-outstanding"
     ),
+    "late-binding": Heuristic(
+        kernels.LATE_BINDING, "least-delay, held at the router while no replica has room and few are held"
+    ),
     "linear-score": Heuristic(
         kernels.LINEAR_SCORE, "lowest weighted sum of signals, weights from the configuration"
     ),
@@ -75,12 +78,14 @@ class PolicySpec(Spec):
     checkpoint: Path | None = Field(default=None, description="learned: a file of `pointsman train`")
     weights: dict[str, float] = Field(default={}, description="linear-score: weight of each signal")
     kv_limit: float = Field(
-        default=0.95, gt=0, description="hold-until-room: share of a replica's KV memory that may be booked"
+        default=0.95,
+        gt=0,
+        description="of the two that hold: share of a replica's KV memory that may be booked",
     )
     prefill_limit_tokens: float = Field(
         default=2048,
         gt=0,
-        description="hold-until-room: prompt tokens that may wait on a replica",
+        description="of the two that hold: prompt tokens that may wait on a replica",
     )
 
     @model_validator(mode="before")

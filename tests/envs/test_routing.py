@@ -59,7 +59,9 @@ def test_terms_add_up_to_the_reward() -> None:
 def test_doing_as_the_shadow_does_earns_exactly_nothing(scenario: str) -> None:
     """Of a policy that breaks ties by number: the others break them at random."""
     teachers = [{"kind": "vidur-lor"}, {"kind": "hold-until-room"}]
-    env = make_env(scenarios=[scenario], shadow={"kind": "vidur-lor"}, teachers=teachers)
+    env = make_env(
+        scenarios=[scenario], shadow={"kind": "vidur-lor"}, teachers=teachers, hold={"allowed": False}
+    )
     env.reset(1)
     for _ in range(200):
         assert not env.step(env.advise(env.teachers.index("vidur-lor"))).reward.any()
@@ -271,7 +273,7 @@ def test_features_switched_off_read_zero_and_others_do_not() -> None:
 # Masks ------------------------------------------------------------------------------------------------------
 
 
-def has_room(env: RoutingEnv, i: int) -> list[bool]:
+def has_memory_and_room(env: RoutingEnv, i: int) -> tuple[list[bool], list[bool]]:
     """By the definition, from the router's own book-keeping."""
     clusters = env._clusters[i]
     assert clusters is not None
@@ -279,27 +281,31 @@ def has_room(env: RoutingEnv, i: int) -> list[bool]:
     prompt = int(clusters.requests[0]["num_prefill"][env._sims.queue_head[i]])
     rule = env.spec.hold
     booked = signals["context_tokens"] + signals["pending_prefill_tokens"] + prompt
-    is_free = booked <= rule.kv_limit * signals["kv_capacity_tokens"]
-    is_free &= signals["pending_prefill_tokens"] < rule.prefill_limit_tokens
-    return list(is_free | (signals["outstanding"] == 0))
+    is_idle = signals["outstanding"] == 0
+    has_memory = is_idle | (booked <= rule.kv_limit * signals["kv_capacity_tokens"])
+    has_room = is_idle | (has_memory & (signals["pending_prefill_tokens"] < rule.prefill_limit_tokens))
+    return list(has_memory), list(has_room)
 
 
 def test_holding_is_legal_only_while_no_replica_has_room() -> None:
     env = make_env(6, **CROWDED)
     rng = np.random.default_rng(0)
     seen = env.reset(0)
-    num_held = num_sent = 0
+    num_held = num_sent = num_full = 0
     for _ in range(150):
         for i in range(env.num_envs):
-            room = has_room(env, i)
+            memory, room = has_memory_and_room(env, i)
             assert seen.action_mask[i, 0] == (not any(room))
-            assert seen.action_mask[i, 1 : 1 + len(room)].all()  # sending is legal anyway
+            # Nothing is sent where memory is full; where only prompts wait, it may be.
+            np.testing.assert_array_equal(seen.action_mask[i, 1 : 1 + len(room)], memory)
+            num_full += memory.count(False)
             np.testing.assert_array_equal(column(seen, env, "has_room")[i, : len(room)], room)
         num_held += int(seen.action_mask[:, 0].sum())
         num_sent += int((~seen.action_mask[:, 0]).sum())
         seen = env.step(any_legal(seen, rng)).observation
     assert num_held > 50
     assert num_sent > 50
+    assert num_full > 50
 
 
 def test_holding_ends_after_max_hold_s() -> None:

@@ -120,9 +120,18 @@ class Twin:
         output = self.run.clusters.arrays("output_estimate")[0][int(prompt).bit_length() - 1]
         others, sequence_s = signal("outstanding"), signal("decode_s_per_token")
         prefill_s = (signal("pending_prefill_tokens") + prompt) * signal("prefill_s_per_token")
-        own_s = prefill_s + output * (signal("step_floor_s") + others * sequence_s)
+        own_s = 8 * prefill_s + output * (signal("step_floor_s") + others * sequence_s)
         others_s = others * prefill_s + output * others * sequence_s
-        return self.lowest(able, own_s + others_s)
+        return self.lowest(able, (own_s + others_s) * self.slowdown())
+
+    def slowdown(self) -> np.ndarray:
+        """Measured step over the calibrated one, where that is half more than usual."""
+        signal = self.run.signal
+        decoding, step_s = np.maximum(1, signal("decoding")), signal("step_slow_s")
+        calibrated_s = signal("step_floor_s") + (decoding - 1) * signal("decode_s_per_token")
+        excess = np.where(step_s > 0, step_s / calibrated_s, 1.0)
+        relative = excess / np.exp(np.log(excess).mean())
+        return np.where(relative > 1.5, relative, 1.0)
 
     def least_kv(self, able: list[int], request: int) -> set[int]:
         return self.lowest(able, self.run.signal("scraped_kv_use"))
@@ -131,15 +140,28 @@ class Twin:
         assert self.run.requests["session"][request] == -1
         return self.least_outstanding(able, request)
 
-    def hold_until_room(self, able: list[int], request: int) -> set[int]:
+    def room(self, request: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each replica: whether it has memory for the request, and whether it would start it at once."""
         signal, row = self.run.signal, self.run.requests[request]
         pending = signal("pending_prefill_tokens")
         booked = signal("context_tokens") + pending + row.num_prefill
-        fits = booked <= self.policy.kv_limit * signal("kv_capacity_tokens")
-        has_room = (signal("outstanding") == 0) | (fits & (pending < self.policy.prefill_limit_tokens))
+        has_memory = booked <= self.policy.kv_limit * signal("kv_capacity_tokens")
+        has_room = has_memory & (pending < self.policy.prefill_limit_tokens)
+        is_idle = signal("outstanding") == 0
         is_overdue = self.run.sim.now - row.arrived_at >= self.run.spec.hold.max_hold_s
-        able = [k for k in able if has_room[k] or is_overdue]
-        return self.lowest(able, signal("outstanding")) if able else set()
+        return has_memory | is_idle | is_overdue, has_room | is_idle | is_overdue
+
+    def hold_until_room(self, able: list[int], request: int) -> set[int]:
+        _, has_room = self.room(request)
+        able = [k for k in able if has_room[k]]
+        return self.lowest(able, self.run.signal("outstanding")) if able else set()
+
+    def late_binding(self, able: list[int], request: int) -> set[int]:
+        has_memory, has_room = self.room(request)
+        if not has_room[able].any() and self.run.sim.queue_size <= 2 * len(self.run.replicas):
+            return set()
+        able = [k for k in able if has_memory[k]]
+        return self.least_delay(able, request) if able else set()
 
     def linear_score(self, able: list[int], request: int) -> set[int]:
         score = sum(weight * self.any_signal(name) for name, weight in self.policy.weights.items())
@@ -214,9 +236,10 @@ def test_linear_score_adds_up() -> None:
         assert_twin_agrees(make_policy("linear-score", weights=weights), busy_workload(seed), seed)
 
 
-@pytest.mark.parametrize(("kv_limit", "prefill_limit"), [(0.95, 2048), (0.2, 2048), (0.95, 50), (1e-9, 1)])
-def test_hold_until_room_holds_by_its_limits(kv_limit: float, prefill_limit: float) -> None:
-    policy = make_policy("hold-until-room", kv_limit=kv_limit, prefill_limit_tokens=prefill_limit)
+@pytest.mark.parametrize(("kv_limit", "prefill_limit"), [(0.5, 2048), (0.2, 2048), (0.95, 50), (1e-9, 1)])
+@pytest.mark.parametrize("kind", ["hold-until-room", "late-binding"])
+def test_holds_by_its_limits(kind: str, kv_limit: float, prefill_limit: float) -> None:
+    policy = make_policy(kind, kv_limit=kv_limit, prefill_limit_tokens=prefill_limit)
     held = assert_twin_agrees(policy, busy_workload(1))
     assert held.sim.num_held > 0
 
