@@ -29,7 +29,7 @@ from pointsman.evaluation.simulate import Prepared
 from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
 from pointsman.policies.rollout import advise, look, run
 from pointsman.policies.spec import PolicySpec, PolicyTables
-from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.cluster import NO_LIMIT_S, Clusters
 from pointsman.simulator.state import DECISION, SIM
 from pointsman.spec import Spec, parse_spec
 
@@ -91,6 +91,13 @@ class RoutingSpec(Spec):
     )
     hold: HoldRule = HoldRule()
     slo: SloSpec = SloSpec()
+    tail: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="not slo but this quantile of its shadow's is an episode's TTFT limit: with a weight "
+        "on the term slo, the tail has a price, however short it is",
+    )
     difficulty: Difficulty = Difficulty()
     evaluation: EvaluationSpec = EvaluationSpec()
     features_off: tuple[str, ...] = Field(default=(), description="groups of features read as 0: ablation")
@@ -212,10 +219,16 @@ class RoutingEnv:
         self._observation.entities[i] = 0.0
         self._observation.action_mask[i] = False
         self._observation.entity_mask[i] = np.arange(spec.max_replicas) < len(one.plans)
-        if spec.reward.scale != "none":
-            self._prices[i] = self._recent_prices[i] = self._price_per_second(
-                clusters.sims[2:], self._shadow.rows[i : i + 1], one
-            )
+        if spec.reward.scale != "none" or spec.tail is not None:
+            price = self._price_per_second(clusters.sims[2:], self._shadow.rows[i : i + 1], one)
+            if spec.reward.scale != "none":
+                self._prices[i] = self._recent_prices[i] = price
+        if spec.tail is not None:
+            requests = clusters.requests[2][num_warmup:]
+            requests = requests[requests["first_token_at"] >= 0]
+            limit_s = np.quantile(requests["first_token_at"] - requests["arrived_at"], spec.tail)
+            for sims in (self._sims, self._shadows):
+                sims.slo_ttft_s[i], sims.slo_tpot_s[i] = limit_s, NO_LIMIT_S
         self._returns[i] = self._lengths[i] = self._latency_s[i] = self._throughput_rps[i] = 0.0
 
     def _advance(self, first: int, last: int, actions: NDArray[np.int64]) -> None:

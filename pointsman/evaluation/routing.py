@@ -2,8 +2,8 @@
 
 A block is one seed of every scenario. Its return is the cost saved against least-outstanding, as a share:
 0 means as good as today's router, 0.2 a fifth less cost (geometric mean over scenarios). `eval_score`, which
-chooses the best checkpoint, also charges what a mean would hide: any scenario in which a headline latency is
-worse than least-outstanding's.
+chooses the best checkpoint, also counts what the cost hardly sees: a share of what is saved of P99 TTFT, and
+against it any scenario in which a headline latency is worse than least-outstanding's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from pointsman.policies.spec import PolicySpec
 BASELINE = "least-outstanding"
 RIVALS = ("random", "round-robin")
 NUM_THREADS = 2
+# Where first tokens come within a second, no integral over time pays for a tail that a user would notice.
+TAIL = "ttft_p99_s"
+TAIL_SHARE = 0.15
 
 
 class Selection:
@@ -84,7 +87,8 @@ class Selection:
         metrics["eval_noop_frac"] = float(table["held_share"].mean())
         metrics["eval_invalid_frac"] = 0.0  # the kernel chooses among legal actions only
         metrics["eval_baseline_score"] = 0.0
-        metrics["eval_score"] = metrics["eval_mean_return"] - float(np.sum(regressions))
+        tail = -TAIL_SHARE * metrics[f"eval_{TAIL}"]
+        metrics["eval_score"] = metrics["eval_mean_return"] + tail - float(np.sum(regressions))
         return metrics
 
 

@@ -15,7 +15,7 @@ from pointsman.policies.observation import (
     delay_added,
     has_memory,
     has_room,
-    is_crowded,
+    is_worth_sending,
     observe,
     slowdown_of,
     usual_excess,
@@ -204,16 +204,16 @@ def forbid_without_room(sim, policy, scores, num_prefill):
 
 @kernel
 def forbid_binding_early(sim, policy, scores, num_prefill):
-    """Held while no replica has room and few others are held, and while all memory is full."""
+    """The request is held until some replica is worth it; never is it sent where memory is full."""
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    can_start = is_crowded(sim)
+    is_held = True
     for k in range(sim.num_replicas):
-        if scores[k] != FORBIDDEN and has_room(
-            signals, k, num_prefill, policy.kv_limit, policy.prefill_limit
+        if scores[k] != FORBIDDEN and is_worth_sending(
+            sim, signals, k, num_prefill, policy.kv_limit, policy.prefill_limit
         ):
-            can_start = True
+            is_held = False
     for k in range(sim.num_replicas):
-        if not (can_start and has_memory(signals, k, num_prefill, policy.kv_limit)):
+        if is_held or not has_memory(signals, k, num_prefill, policy.kv_limit):
             scores[k] = FORBIDDEN
 
 

@@ -59,6 +59,7 @@ STEP_LIMIT_S = 0.1
 OWN_WEIGHT = 8.0
 MIN_SLOWDOWN = 1.5  # below, all that differs is who is prefilling
 MAX_HELD = 2.0  # requests a replica
+AMPLE = 0.8  # of the memory that may be booked
 
 ENTITY_FEATURES = (
     Feature("outstanding", "log2(1 + requests/16)", "load", "sent and not finished"),
@@ -324,9 +325,16 @@ def fill_legal(sim, policy, legal):
 
 
 @kernel
-def is_crowded(sim):
-    """Whether so many are held that those behind pay more for the wait than the first one gains."""
-    return sim.queue_size > MAX_HELD * sim.num_replicas
+def is_worth_sending(sim, signals, k, num_prefill, kv_limit, prefill_limit):
+    """Whether a request that could be held had better go to replica k: it has room, or too many are held.
+
+    Those behind pay for a wait that only the first gains by. Where memory is short it is not the prompts
+    that make them wait, and sending more would only fill it up.
+    """
+    if has_room(signals, k, num_prefill, kv_limit, prefill_limit):
+        return True
+    is_crowded = sim.queue_size > MAX_HELD * sim.num_replicas
+    return is_crowded and has_memory(signals, k, num_prefill, AMPLE * kv_limit)
 
 
 @kernel
@@ -342,10 +350,9 @@ def keeps_holding(sim, policy):
     request = request_at(sim.requests, sim.queue_head)
     if sim.now - request.arrived_at >= sim.max_hold_s:
         return False
-    prefill_limit = np.inf if is_crowded(sim) else policy.prefill_limit
     for k in range(sim.num_replicas):
-        if can_take(sim, k, sim.queue_head) and has_room(
-            signals, k, request.num_prefill, policy.kv_limit, prefill_limit
+        if can_take(sim, k, sim.queue_head) and is_worth_sending(
+            sim, signals, k, request.num_prefill, policy.kv_limit, policy.prefill_limit
         ):
             return False
     return True

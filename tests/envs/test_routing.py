@@ -69,6 +69,19 @@ def test_doing_as_the_shadow_does_earns_exactly_nothing(scenario: str) -> None:
     assert any(env.step(env.advise(env.teachers.index("hold-until-room"))).reward.any() for _ in range(200))
 
 
+def test_a_tail_has_a_price_however_short_it_is() -> None:
+    """Of the first tokens of the shadow a tenth comes after a limit of 0.9, each episode has its own."""
+    env = make_env(6, tail=0.9, reward={"terms": {"slo": 1.0}}, shadow={"kind": "round-robin"}, decisions=900)
+    env.reset(0)
+    limits_s = env._sims.slo_ttft_s.copy()
+    assert len(np.unique(limits_s)) == env.num_envs
+    np.testing.assert_array_equal(limits_s, env._shadows.slo_ttft_s)
+    terms = [env.step(env.advise(0)).terms["slo"].sum() for _ in range(800)]
+    late = 1.0 - env._shadows.num_fast_first_tokens.sum() / env._shadows.num_first_tokens.sum()
+    assert 0.03 < late < 0.2
+    assert sum(terms) > 0.0  # least-delay has the shorter tail
+
+
 def test_costs_are_latencies() -> None:
     """What was paid equals sums over the table of requests: cut off in the middle, and run to the end."""
     env = make_env(

@@ -140,8 +140,8 @@ class Twin:
         assert self.run.requests["session"][request] == -1
         return self.least_outstanding(able, request)
 
-    def room(self, request: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each replica: whether it has memory for the request, and whether it would start it at once."""
+    def room(self, request: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each replica: whether it has memory for the request, would start it at once, has plenty."""
         signal, row = self.run.signal, self.run.requests[request]
         pending = signal("pending_prefill_tokens")
         booked = signal("context_tokens") + pending + row.num_prefill
@@ -149,16 +149,18 @@ class Twin:
         has_room = has_memory & (pending < self.policy.prefill_limit_tokens)
         is_idle = signal("outstanding") == 0
         is_overdue = self.run.sim.now - row.arrived_at >= self.run.spec.hold.max_hold_s
-        return has_memory | is_idle | is_overdue, has_room | is_idle | is_overdue
+        is_ample = booked <= 0.8 * self.policy.kv_limit * signal("kv_capacity_tokens")
+        return tuple(one | is_idle | is_overdue for one in (has_memory, has_room, is_ample))
 
     def hold_until_room(self, able: list[int], request: int) -> set[int]:
-        _, has_room = self.room(request)
+        _, has_room, _ = self.room(request)
         able = [k for k in able if has_room[k]]
         return self.lowest(able, self.run.signal("outstanding")) if able else set()
 
     def late_binding(self, able: list[int], request: int) -> set[int]:
-        has_memory, has_room = self.room(request)
-        if not has_room[able].any() and self.run.sim.queue_size <= 2 * len(self.run.replicas):
+        has_memory, has_room, is_ample = self.room(request)
+        is_crowded = self.run.sim.queue_size > 2 * len(self.run.replicas)
+        if not (has_room[able].any() or (is_crowded and is_ample[able].any())):
             return set()
         able = [k for k in able if has_memory[k]]
         return self.least_delay(able, request) if able else set()
