@@ -1,4 +1,4 @@
-# make demo: train a policy in two minutes and compare it with today's routers.   make test: run the tests.
+# make demo: train a policy in two minutes, and report how it compares with today's routers.   make test: run the tests.
 # Both set up their own virtual environment in .venv first.
 
 PYTHON ?= python3
@@ -20,8 +20,8 @@ setup: .venv/.ready
 demo: setup
 	rm -rf demo
 	$(BIN)/pointsman train --preset quick --out demo/run
-	$(BIN)/pointsman evaluate demo/run --scenario steady-chat --out demo/evaluation
-	@echo "The run: demo/run. Plots: demo/evaluation/report.html"
+	$(BIN)/pointsman evaluate demo/run --scenario steady-chat --objective balanced --seeds 8
+	$(BIN)/pointsman report demo/run
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson
+from pointsman.cli.returns import env_section, refuse_routing_options
 
 if TYPE_CHECKING:
     from pointsman.evaluation.audit import Audited
@@ -28,6 +30,10 @@ def audit_features(
     decisions: Annotated[
         int, typer.Option("--decisions", metavar="N", help="Over all scenarios and policies.")
     ] = 20_000,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", metavar="NAME", help="Another problem than routing: jobs."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show range, variance and oddities of every feature that a learned policy sees.
@@ -39,11 +45,23 @@ def audit_features(
     """
     from pointsman.evaluation import audit
     from pointsman.evaluation.scenarios import SCENARIOS
+    from pointsman.training.problems import make_env, make_judge
 
-    scenarios = list(SCENARIOS) if "all" in (scenario or ()) else scenario or audit.SCENARIOS
-    names = [name.strip() for name in policies.split(",")] if policies is not None else audit.POLICIES
-    with compilation_announced(), progress("simulating", 1.0) as advance:
-        features = audit.audit(scenarios, names, decisions, advance=advance)
+    asked = [name.strip() for name in policies.split(",")] if policies is not None else None
+    scenarios: Sequence[str]
+    names: Sequence[str]
+    if env is not None and env != "routing":
+        refuse_routing_options({"--scenario": scenario}, env)
+        scenarios = [env]
+        names = asked or list(make_judge({"kind": env}).heuristics)
+        envs = make_env(env_section({"kind": env, "teachers": names}, []), len(names))
+        with compilation_announced(), progress("simulating", 1.0) as advance:
+            features = audit.audit_env(envs, envs.metadata["entity"], names, decisions, advance=advance)
+    else:
+        scenarios = list(SCENARIOS) if "all" in (scenario or ()) else scenario or audit.SCENARIOS
+        names = asked or audit.POLICIES
+        with compilation_announced(), progress("simulating", 1.0) as advance:
+            features = audit.audit(scenarios, names, decisions, advance=advance)
     if as_json:
         print_json(
             {

@@ -14,7 +14,6 @@ import typer
 from pointsman.cli.console import TABLE_WIDTH, compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
-    NUM_SEEDS,
     AsJson,
     ConfigFile,
     NumSeeds,
@@ -32,6 +31,7 @@ from pointsman.cli.options import (
     report_seeds,
     situations,
 )
+from pointsman.cli.returns import compare_returns, env_section, refuse_routing_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pointsman.evaluation.objective import Objective
     from pointsman.report.comparison import ComparisonReport
 
+ROUTING, BASELINE = "routing", "least-outstanding"
 COLOURS = {-1: "green", 0: "dim", 1: "red"}
 _COLUMN_WIDTH = 18  # of a change with its interval
 
@@ -56,10 +57,19 @@ def compare(
             help="Names, policy files, checkpoints or runs. Default: all that need no configuration.",
         ),
     ] = None,
-    seeds: NumSeeds = NUM_SEEDS,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", metavar="NAME", help="Another problem than routing: jobs. --set changes it."),
+    ] = None,
+    seeds: NumSeeds = None,
     baseline: Annotated[
-        str, typer.Option("--baseline", metavar="POLICY", help="What changes are measured against.")
-    ] = "least-outstanding",
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="POLICY",
+            help="What changes are measured against. Default: least-outstanding; jobs: sjf.",
+        ),
+    ] = None,
     objective: ObjectiveName = None,
     overrides: Overrides = None,
     threads: NumThreads = 0,
@@ -68,11 +78,20 @@ def compare(
 ) -> None:
     """Compare routing policies on the same arrivals. Without CONFIG: the scenario steady-chat.
 
+    With --env jobs: schedulers of GPU jobs, by their returns.
+
     Example: pointsman compare --scenario mixed-hardware --policies round-robin,least-work --out results
     """
     from pointsman.report.comparison import ComparisonReport
     from pointsman.report.files import output_dir
 
+    command = shlex.join(["pointsman", *context.obj])
+    if env is not None and env != ROUTING:
+        refuse_routing_options({"CONFIG": config_file, "--scenario": scenario, "--objective": objective}, env)
+        section = env_section({"kind": env}, overrides or [])
+        compare_returns(section, split_names(policies), baseline, seeds, command, out, as_json)
+        return
+    baseline = baseline or BASELINE
     refuse_seed(overrides or [], "leave it out; --seeds says how many")
     cost = objective_named(objective)
     with ExitStack() as outputs:
@@ -85,7 +104,7 @@ def compare(
             wanted, split_names(policies), baseline, base_dir(config_file), num_threads(threads), cost
         )
         wall_s = time.perf_counter() - started
-        report = ComparisonReport(comparisons, shlex.join(["pointsman", *context.obj]), wall_s, cost)
+        report = ComparisonReport(comparisons, command, wall_s, cost)
         if folder is not None:
             report.write(folder)
     if as_json:

@@ -17,6 +17,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pointsman.errors import PointsmanWarning
 
 TABLE_WIDTH = 100  # where stdout is no terminal
+_SIMULATORS = (
+    "pointsman.policies.rollout.run",
+    "pointsman.jobs.rollout.play_all",
+    "pointsman.emulator.kernels.advance_to",
+    "pointsman.router.deciding.decide",
+)  # what takes long to compile
 
 Advance = Callable[[float], None]
 Said = Callable[[str], None]
@@ -86,11 +92,10 @@ def compilation_announced() -> Iterator[None]:
     """
     from numba.core import event
 
-    from pointsman.policies.rollout import run
-
     class Listener(event.Listener):
         def on_start(self, event: Any) -> None:
-            if event.data["dispatcher"] is run:
+            compiled = event.data["dispatcher"]
+            if f"{compiled.__module__}.{compiled.__name__}" in _SIMULATORS:
                 say("compiling the simulator, once (~30 s)…")
 
         def on_end(self, event: Any) -> None:

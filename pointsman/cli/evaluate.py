@@ -22,7 +22,6 @@ from pointsman.cli.compare import (
 from pointsman.cli.console import TABLE_WIDTH, compilation_announced, print_json, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
-    NUM_SEEDS,
     AsJson,
     NumSeeds,
     NumThreads,
@@ -39,6 +38,7 @@ from pointsman.cli.options import (
     report_seeds,
     situations,
 )
+from pointsman.cli.returns import env_of, env_section, evaluate_returns, refuse_routing_options
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pointsman.evaluation.compare import Comparison
     from pointsman.report.evaluation import Change, EvaluationReport
 
-AGAINST = "least-outstanding,random,round-robin,least-delay,hold-until-room"
+AGAINST = "least-outstanding,random,round-robin,least-delay,late-binding"
 
 
 def evaluate(
@@ -62,9 +62,14 @@ def evaluate(
         Path | None, typer.Option("--config", metavar="FILE", help="A configuration instead of a scenario.")
     ] = None,
     against: Annotated[
-        str, typer.Option("--against", metavar="A,B,C", help="Policies to beat, the main one first.")
-    ] = AGAINST,
-    seeds: NumSeeds = NUM_SEEDS,
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="A,B,C",
+            help="Policies to beat, the main one first. Default: the usual ones.",
+        ),
+    ] = None,
+    seeds: NumSeeds = None,
     objective: ObjectiveName = None,
     overrides: Overrides = None,
     threads: NumThreads = 0,
@@ -76,14 +81,26 @@ def evaluate(
     All requests count and runs are drained; every policy serves the same arrivals. Changes are those of the
     policy's means to the other's, with 95 % intervals. Without --scenario, --suite or --config: steady-chat.
 
+    A policy for GPU jobs is judged by its returns, on what it was trained on; --set changes that.
+
     Example: pointsman evaluate policy.yaml --suite all --objective balanced --out results
     """
     from pointsman.report.comparison import ComparisonReport
     from pointsman.report.evaluation import EvaluationReport
+    from pointsman.report.evaluation_page import write_evaluation
     from pointsman.report.files import output_dir
 
+    command = shlex.join(["pointsman", *context.obj])
+    env = env_of(policy)
+    if env is not None:
+        given = {"--scenario": scenario, "--suite": suite, "--config": config_file, "--objective": objective}
+        refuse_routing_options(given, env["kind"])
+        section = env_section(env, overrides or [])
+        evaluate_returns(policy, section, split_names(against), seeds, command, out, as_json)
+        return
     refuse_seed(overrides or [], "leave it out; --seeds says how many")
     cost = objective_named(objective)
+    against = against or AGAINST
     others = split_names(against) or []
     with ExitStack() as outputs:
         folder = outputs.enter_context(output_dir("--out", out)) if out else None
@@ -95,12 +112,11 @@ def evaluate(
             wanted, [policy, *others], others[0], base_dir(config_file), num_threads(threads), cost
         )
         wall_s = time.perf_counter() - started
-        command = shlex.join(["pointsman", *context.obj])
         report = EvaluationReport(ComparisonReport(comparisons, command, wall_s, cost))
         if not report.against:
             raise InputError("--against", against, "is the policy itself", "name others")
         if folder is not None:
-            report.write(folder)
+            write_evaluation(report, folder)
     if as_json:
         print_json(report.results())
     else:

@@ -10,6 +10,7 @@ import typer
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson
+from pointsman.cli.returns import refuse_routing_options
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def explain(
     """
     from pointsman.evaluation import explain as evaluation
     from pointsman.evaluation.scenarios import DEFAULT
+    from pointsman.training.problems import make_env
 
     checkpoint = _load(policy)
     space = checkpoint.space
@@ -55,14 +57,22 @@ def explain(
         raise InputError("--decisions", decisions, "are too few", "use some thousands")
     curves = list(dict.fromkeys(feature or ()))
     evaluation.require_features(space, curves)
-    scenarios = list(dict.fromkeys(scenario or [DEFAULT]))
+    env = checkpoint.metadata.get("env")
+    entity = checkpoint.metadata.get("entity", "replica")
+    if env is not None:
+        refuse_routing_options({"--scenario": scenario}, env["kind"])
+    scenarios = list(dict.fromkeys(scenario or [DEFAULT])) if env is None else [env["kind"]]
     with compilation_announced(), progress("looking", 2.0) as advance:
-        recorded = evaluation.record(checkpoint, scenarios, decisions, where=policy)
+        if env is None:
+            recorded = evaluation.record(checkpoint, scenarios, decisions, where=policy)
+        else:
+            envs = make_env(env, evaluation.NUM_ENVS)
+            recorded = evaluation.record_in(envs, checkpoint, decisions, where=policy)
         network = evaluation.Network(checkpoint)
         groups = evaluation.importances(network, recorded, evaluation.groups_of(space), advance=advance)
         features = evaluation.importances(network, recorded, evaluation.features_of(space), advance=advance)
         curves = curves or [one.name for one in features[:NUM_CURVES]]
-        followed = [evaluation.dependence(network, recorded, space, name) for name in curves]
+        followed = [evaluation.dependence(network, recorded, space, name, entity=entity) for name in curves]
     if as_json:
         print_json(
             {
@@ -80,9 +90,7 @@ def explain(
     console.print(f"[bold]{policy}[/bold]: what {len(recorded):,} decisions on {where} depend on")
     console.print(_importance_table("group", groups), "")
     console.print(_importance_table("feature", features[:NUM_SHOWN]), "")
-    console.print(
-        "Probability of sending the request to a replica along one of its features, all others fixed;"
-    )
+    console.print(f"Probability of picking a {entity} along one of its features, all others fixed;")
     console.print("along a feature of the context, of deciding as it did:")
     console.print(_dependence_table(followed))
 
@@ -124,7 +132,7 @@ def _dependence_table(curves: Sequence[Dependence]) -> Table:
             continue
         ends = f"{percent(curve.probability[0])} → {percent(curve.probability[-1])}"
         low, high = (number(float(value)) for value in curve.values[[0, -1]])
-        name = curve.feature.name if curve.part == "replica" else f"{curve.feature.name} (context)"
+        name = curve.feature.name if curve.part != "context" else f"{curve.feature.name} (context)"
         table.add_row(name, curve.feature.unit, low, high, ends, sparkline(curve.probability.tolist()))
     return table
 

@@ -63,6 +63,9 @@ def policies(
     signals: Annotated[
         bool, typer.Option("--signals", help="List the signals a linear-score can weigh.")
     ] = False,
+    env: Annotated[
+        str | None, typer.Option("--env", metavar="NAME", help="Those of another problem than routing: jobs.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the routing policies, or the signals they decide from.
@@ -74,6 +77,11 @@ def policies(
 
     known = {name: one.what for name, one in HEURISTICS.items()}
     known["default"] = "where the trained policy of this package says; it may hold the request instead"
+    title = "sends a request to"
+    if env is not None and env != "routing":
+        from pointsman.training.problems import make_judge
+
+        known, title = dict(make_judge({"kind": env}).heuristics), "picks"
     if as_json:
         rows: list[dict[str, Any]] = [signal._asdict() for signal in SIGNALS]
         if not signals:
@@ -85,7 +93,7 @@ def policies(
         for signal in SIGNALS:
             table.add_row(*signal)
     else:
-        table = plain_table("policy", "sends a request to")
+        table = plain_table("policy", title)
         for name, what in known.items():
             table.add_row(name, what)
     stdout().print(table)

@@ -1,7 +1,7 @@
 """The command `pointsman`.
 
 Exit status: 0 done, 1 a training run went wrong, 2 bad input (one line on stderr says what and how to correct
-it), 130 interrupted. Heavy imports (numba, polars, plotly, torch) happen inside commands, so that --help
+it), 130 interrupted. Heavy imports (numba, polars, torch) happen inside commands, so that --help
 answers at once.
 """
 
@@ -15,7 +15,22 @@ from typing import Annotated
 import typer
 
 from pointsman import __version__
-from pointsman.cli import audit, capacity, compare, evaluate, explain, lists, simulate, train, tune
+from pointsman.cli import (
+    audit,
+    capacity,
+    compare,
+    diagnose,
+    emulate,
+    evaluate,
+    explain,
+    lists,
+    report,
+    serve,
+    simulate,
+    train,
+    tune,
+    watch,
+)
 from pointsman.cli.console import say, warnings_as_lines
 from pointsman.errors import InputError
 
@@ -35,9 +50,14 @@ app.command()(compare.compare)
 app.command()(evaluate.evaluate)
 app.command()(tune.tune)
 app.command()(train.train)
+app.command()(watch.watch)
+app.command()(diagnose.diagnose)
+app.command()(report.report)
 app.command()(explain.explain)
 app.command("audit-features")(audit.audit_features)
 app.command()(capacity.capacity)
+app.command()(serve.serve)
+app.command()(emulate.emulate)
 app.command()(lists.scenarios)
 app.command()(lists.policies)
 app.command()(lists.hardware)

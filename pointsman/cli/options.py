@@ -38,7 +38,12 @@ Suite = Annotated[
     typer.Option("--suite", metavar="NAME", help="all: every named scenario; generalisation: unseen ones."),
 ]
 NumSeeds = Annotated[
-    int, typer.Option("--seeds", metavar="N", help="Runs of each policy, from seed 1000 on.")
+    int | None,
+    typer.Option(
+        "--seeds",
+        metavar="N",
+        help=f"Runs of each policy, from seed 1000 on. Default: {NUM_SEEDS}; jobs: 300.",
+    ),
 ]
 NumThreads = Annotated[
     int, typer.Option("--threads", metavar="N", help="0 = one for each core; the result is the same.")
@@ -120,9 +125,10 @@ def chosen_scenarios(file: Path | None, names: Sequence[str], suite: str | None 
     return [find_scenario(name) for name in dict.fromkeys(names or [DEFAULT])]
 
 
-def report_seeds(num_seeds: int) -> range:
+def report_seeds(num_seeds: int | None) -> range:
     from pointsman.evaluation.scenarios import REPORT_SEEDS
 
+    num_seeds = NUM_SEEDS if num_seeds is None else num_seeds
     if not 1 <= num_seeds <= len(REPORT_SEEDS):
         raise InputError("--seeds", num_seeds, "is out of range", f"use 1 to {len(REPORT_SEEDS)}")
     return REPORT_SEEDS[:num_seeds]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pointsman.training.config import TrainConfig
     from pointsman.training.runs import Result
 
-DEFAULT_PRESET = "quick"
+DEFAULT_ENV = "routing"
 RUNS = Path("runs")
 
 
@@ -29,7 +29,11 @@ def train(
         Path | None, typer.Argument(metavar="CONFIG.yaml", help="Training configuration; or name a preset.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", metavar="NAME", help="quick (default) or generalist.")
+        str | None, typer.Option("--preset", metavar="NAME", help="quick (default), generalist or jobs.")
+    ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option("--env", metavar="NAME", help="The preset of a problem: routing (default) or jobs."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -72,7 +76,7 @@ def train(
         raise InputError("--steps", steps, "given beside --minutes", "give one of the two")
     command = shlex.join(["pointsman", *context.obj])
     if resume is not None:
-        fixed = {"CONFIG": config_file, "--preset": preset, "--out": out, "--seed": seed}
+        fixed = {"CONFIG": config_file, "--preset": preset, "--env": env, "--out": out, "--seed": seed}
         fixed |= {
             "--workers": workers,
             "--objective": objective,
@@ -84,9 +88,9 @@ def train(
                 raise InputError(option, str(value), "given beside --resume", remedy)
     else:
         given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
-        config = _config(config_file, preset, overrides or [], given)
-        name = config_file.stem if config_file is not None else preset or DEFAULT_PRESET
-        folder = out or _free_folder(name)
+        source = _source(config_file, preset, env)
+        config = _config(source, overrides or [], given)
+        folder = out or _free_folder(source if isinstance(source, str) else source.stem)
     with (
         _failures_as_lines(resume or folder),
         stop_requests() as is_asked_to_stop,
@@ -106,21 +110,36 @@ def train(
         _print_result(result)
 
 
-def _config(
-    file: Path | None, preset: str | None, overrides: list[str], given: dict[str, Any]
-) -> TrainConfig:
+def _source(file: Path | None, preset: str | None, env: str | None) -> Path | str:
+    """The file, or the preset: that of the problem, if none is named."""
+    from pointsman.training.problems import PROBLEMS
+
+    given = {"CONFIG": file, "--preset": preset, "--env": env}
+    named = {option: value for option, value in given.items() if value is not None}
+    if len(named) > 1:
+        first, second, *_ = named
+        raise InputError(first, str(named[first]), f"given beside {second}", "name one of the two")
+    source = file if file is not None else preset
+    if source is not None:
+        return source
+    problem = PROBLEMS.get(env or DEFAULT_ENV)
+    if problem is None:
+        known = f"known: {', '.join(PROBLEMS)}; for a module of your own give a CONFIG with env.kind"
+        raise InputError("--env", env, "unknown problem", known)
+    return problem.preset
+
+
+def _config(source: Path | str, overrides: list[str], given: dict[str, Any]) -> TrainConfig:
     """The configuration meant; options of their own win over --set."""
     from pointsman.training.config import load_train_config
 
-    if file is not None and preset is not None:
-        raise InputError("CONFIG", str(file), "given beside --preset", "name one of the two")
     options = []
     if given["minutes"] is not None or given["steps"] is not None:
         options = ["run.minutes=null", "run.steps=null"]
     for name, value in given.items():
         if value is not None:
             options.append(f"{'env' if name == 'objective' else 'run'}.{name}={value}")
-    return load_train_config(file or preset or DEFAULT_PRESET, [*overrides, *options])
+    return load_train_config(source, [*overrides, *options])
 
 
 def _free_folder(name: str) -> Path:
@@ -187,4 +206,4 @@ def _print_result(result: Result) -> None:
         line("best", f"update {result.best['update']:.0f}: score {result.best['eval_score']:.4g}")
         line("last", f"update {result.last['update']:.0f}: score {result.last['eval_score']:.4g}")
     line("run", str(result.folder))
-    line("next", shlex.join(["pointsman", "evaluate", str(result.folder)]))
+    line("next", shlex.join(["pointsman", "report", str(result.folder)]))

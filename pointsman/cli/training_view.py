@@ -5,9 +5,8 @@ Both go to stderr. Interventions and alerts are lines in both.
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from pointsman.training.safety import Alert
 
 NUM_EVALUATIONS = 6  # shown
-_RIVAL = re.compile(r"eval_(?!mean_|(?:min_|max_)?block)(.+)_return")
 PARTS = {"time/env_s": "environment", "time/inference_s": "inference", "time/update_s": "update"}
 
 
@@ -62,10 +60,7 @@ class LineView:
 
     def row(self, row: Row) -> None:
         if "eval_score" in row:
-            say(
-                f"update {row['update']:.0f}  {row['fraction_done']:.0%}  {scores(row)}  "
-                f"entropy {row['entropy_frac']:.2f}  KL {row['approx_kl_mean']:.4f}  {speed(row)}"
-            )
+            say(evaluation_line(row))
 
     def news(self, news: Event | Alert) -> None:
         say(str(news))
@@ -105,46 +100,60 @@ class LiveView:
         self._live.console.print(str(news), markup=False, highlight=False)
 
     def _draw(self, row: Row) -> RenderableType:
-        bar = Table.grid(padding=(0, 2))
-        bar.add_row(
-            Text(f"update {row['update']:.0f}, {row['timesteps']:,.0f} decisions"),
-            ProgressBar(total=1.0, completed=row["fraction_done"], width=30),
-            Text(f"{row['fraction_done']:.0%}, {_left(row)} left"),
-        )
-        return Group(Text(self._title), bar, Text(speed(row)), learning_table(row), self._evaluation_table())
+        parts = (progress_bar(row), Text(speed(row)), learning_table(row))
+        return Group(Text(self._title), *parts, evaluation_table(self._evaluations, self._best))
 
-    def _evaluation_table(self) -> RenderableType:
-        if self._best is None:
-            return Text("no evaluation yet")
-        headers = ["score", "baseline", "return", "worst block"]
-        keys = ["eval_score", "eval_baseline_score", "eval_mean_return", "eval_min_block_return"]
-        table = plain_table("evaluation", *headers, right=headers)
-        for row in self._evaluations:
-            mark = " (best)" if row is self._best else ""
-            table.add_row(f"update {row['update']:.0f}{mark}", *(_number(row.get(key)) for key in keys))
-        if self._best not in self._evaluations:
-            cells = (_number(self._best.get(key)) for key in keys)
-            table.add_row(f"update {self._best['update']:.0f} (best)", *cells)
-        for name, rival_return in rivals(self._best).items():
-            table.add_row(name, "", "", _number(rival_return), "")
-        return table
+
+def progress_bar(row: Row) -> Table:
+    bar = Table.grid(padding=(0, 2))
+    done = row.get("fraction_done", 0.0)
+    bar.add_row(
+        Text(f"update {row['update']:.0f}, {row.get('timesteps', 0.0):,.0f} decisions"),
+        ProgressBar(total=1.0, completed=done, width=30),
+        Text(f"{done:.0%}, {_left(row)} left"),
+    )
+    return bar
+
+
+def evaluation_table(evaluations: Iterable[Row], best: Row | None) -> RenderableType:
+    """The rows given, the best, and the rivals that were evaluated beside it."""
+    if best is None:
+        return Text("no evaluation yet")
+    headers = ["score", "baseline", "return", "worst block"]
+    keys = ["eval_score", "eval_baseline_score", "eval_mean_return", "eval_min_block_return"]
+    table = plain_table("evaluation", *headers, right=headers)
+    shown = list(evaluations)
+    for row in shown if best in shown else [*shown, best]:
+        mark = " (best)" if row is best else ""
+        table.add_row(f"update {row['update']:.0f}{mark}", *(_number(row.get(key)) for key in keys))
+    for name, rival_return in rivals(best).items():
+        table.add_row(name, "", "", _number(rival_return), "")
+    return table
 
 
 def learning_table(row: Row) -> Table:
     """Is it learning: what it earns, how sure it is, how far it moves, how well the critic foresees."""
     columns = {
-        "return": row.get("mean_ep_return"),
-        "entropy": row["entropy_frac"],
-        "KL": row["approx_kl_mean"],
-        "clipped": row["clip_frac"],
-        "explained": row["explained_variance"],
-        "held": row["noop_frac"],
-        "temperature": row["temperature"],
-        "learning rate": row["lr"],
+        "return": "mean_ep_return",
+        "entropy": "entropy_frac",
+        "KL": "approx_kl_mean",
+        "clipped": "clip_frac",
+        "explained": "explained_variance",
+        "held": "noop_frac",
+        "temperature": "temperature",
+        "learning rate": "lr",
     }
     table = plain_table(*columns, right=list(columns))
-    table.add_row(*(_number(value) for value in columns.values()))
+    table.add_row(*(_number(row.get(name)) for name in columns.values()))
     return table
+
+
+def evaluation_line(row: Row) -> str:
+    """All that matters on one line, for logs."""
+    return (
+        f"update {row['update']:.0f}  {row.get('fraction_done', 0.0):.0%}  {scores(row)}  "
+        f"entropy {_number(row.get('entropy_frac'))}  KL {_number(row.get('approx_kl_mean'))}  {speed(row)}"
+    )
 
 
 def opening(config: TrainConfig, folder: Path, update: int) -> str:
@@ -167,8 +176,10 @@ def warm_start(metrics: dict[str, float]) -> str:
 
 def rivals(row: Row) -> dict[str, float]:
     """Returns of the heuristics that were evaluated beside the policy."""
-    found = {_RIVAL.fullmatch(name): value for name, value in row.items()}
-    return {match[1]: value for match, value in found.items() if match}
+    from pointsman.training.logs import rival_of
+
+    found = {rival_of(name): value for name, value in row.items()}
+    return {name: value for name, value in found.items() if name is not None}
 
 
 def scores(row: Row) -> str:
@@ -180,14 +191,15 @@ def scores(row: Row) -> str:
 
 
 def speed(row: Row) -> str:
-    total_s = sum(row[name] for name in PARTS)
-    shares = ", ".join(f"{text} {row[name] / total_s:.0%}" for name, text in PARTS.items())
-    return f"{row['steps_per_s']:,.0f} decisions/s ({shares})"
+    parts = {text: row[name] for name, text in PARTS.items() if name in row}
+    total_s = sum(parts.values()) or 1.0
+    shares = ", ".join(f"{text} {seconds / total_s:.0%}" for text, seconds in parts.items())
+    return f"{row.get('steps_per_s', 0.0):,.0f} decisions/s ({shares})"
 
 
 def _left(row: Row) -> str:
-    done = max(row["fraction_done"], 1e-9)
-    left_s = row["elapsed_s"] * (1.0 - done) / done
+    done = max(row.get("fraction_done", 0.0), 1e-9)
+    left_s = row.get("elapsed_s", 0.0) * max(0.0, 1.0 - done) / done
     return f"{int(left_s // 60)}:{int(left_s % 60):02d}"
 
 

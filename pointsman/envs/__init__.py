@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import sys
 
-ROUTING_ID = "pointsman/Routing-v0"
+KINDS = {"pointsman/Routing-v0": "Routing", "pointsman/Jobs-v0": "Jobs"}
 
 
 def register_environments() -> None:
     """Tell gymnasium what `make` and `make_vec` can make; twice does no harm."""
     import gymnasium
 
-    if ROUTING_ID not in gymnasium.registry:
-        gymnasium.register(
-            ROUTING_ID,
-            entry_point="pointsman.envs.gym:GymRoutingEnv",
-            vector_entry_point="pointsman.envs.gym:GymRoutingVectorEnv",
-        )
+    for name, kind in KINDS.items():
+        if name not in gymnasium.registry:
+            gymnasium.register(
+                name,
+                entry_point=f"pointsman.envs.gym:Gym{kind}Env",
+                vector_entry_point=f"pointsman.envs.gym:Gym{kind}VectorEnv",
+            )
 
 
 if "gymnasium" in sys.modules:

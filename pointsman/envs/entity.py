@@ -71,6 +71,7 @@ class Step(NamedTuple):
     terms: dict[str, Floats]  # [N] the reward's terms, weighted and scaled; their sum is the raw reward
     is_flat: Bools  # [N] rewards that were clipped or squashed beyond telling better from worse
     episodes: Sequence[Episode]
+    is_illegal: Bools | None = None  # [N] actions not allowed, where the environment plays on; or it raises
 
 
 class EntityEnv(Protocol):

@@ -1,13 +1,14 @@
-"""Routing for gymnasium: one environment, and many at once.
+"""Our problems for gymnasium: one environment, and many at once.
 
     import gymnasium
     import pointsman.envs.gym  # registers
 
     env = gymnasium.make("pointsman/Routing-v0", scenarios=["mixed-hardware"], max_replicas=4)
     envs = gymnasium.make_vec("pointsman/Routing-v0", num_envs=64)  # one call moves all clusters
+    env = gymnasium.make("pointsman/Jobs-v0", window=20, lookahead="cdf", features="original")
 
-Keyword arguments are the fields of `envs.routing.RoutingSpec`. For thousands of decisions a second take the
-vector environment; our own trainer takes `RoutingEnv` itself, which copies nothing.
+Keyword arguments are the fields of `envs.routing.RoutingSpec` and `envs.jobs.JobsSpec`. For thousands of
+decisions a second take the vector environment; our own trainer takes the `EntityEnv`, which copies nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from pointsman.envs import register_environments
 from pointsman.envs.entity import EntitySpace, Observation, Step
+from pointsman.envs.jobs import JobsEnv, JobsSpec
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
 from pointsman.spec import parse_spec
@@ -30,12 +32,122 @@ from pointsman.spec import parse_spec
 register_environments()
 
 Observed = dict[str, Any]
+AnyEnv = RoutingEnv | JobsEnv
 
 # Features are scaled to numbers near 1; this is far beyond what any cluster shows.
 HIGHEST = 100.0
 
 
-class GymRoutingEnv(gymnasium.Env[Observed, np.int64]):
+class GymEnv(gymnasium.Env[Observed, np.int64]):
+    """One environment of an `EntityEnv`."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012, as gymnasium declares it
+
+    def __init__(self, entity_env: AnyEnv) -> None:
+        self.entity_env = entity_env
+        self.observation_space = observation_space(entity_env.space)
+        self.action_space = spaces.Discrete(entity_env.space.num_actions)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observed, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.entity_env.group[0] = self.np_random.integers(len(self.entity_env.groups))
+        self._seen = self.entity_env.reset(int(self.np_random.integers(1 << 31)))
+        return _observed(self._seen, 0), self._info(self._seen)
+
+    def step(self, action: np.int64) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
+        actions, is_invalid = _legal(np.asarray([action]), self._seen)
+        step = self.entity_env.step(actions)
+        is_over = bool(step.terminated[0] | step.truncated[0])
+        # After the end, `step.observation` belongs to an episode that nobody asked for.
+        self._seen = step.final_observation if is_over else step.observation
+        info = self._info(self._seen) | _step_info(step, is_invalid, 0)
+        return (
+            _observed(self._seen, 0),
+            float(step.reward[0]),
+            bool(step.terminated[0] & ~step.truncated[0]),
+            bool(step.truncated[0]),
+            info,
+        )
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """[R + 1] which actions are legal now."""
+        mask: NDArray[np.bool_] = self._seen.action_mask[0].copy()
+        return mask
+
+    def _info(self, seen: Observation) -> dict[str, Any]:
+        group = int(self.entity_env.group[0])
+        return {"privileged": seen.privileged[0].copy(), "scenario": self.entity_env.groups[group]}
+
+
+class GymVectorEnv(VectorEnv[Observed, NDArray[np.int64], NDArray[Any]]):
+    """All environments of an `EntityEnv`, which step together.
+
+    Environment i stays with scenario i modulo their number. Same-step autoreset: where an episode ended, the
+    observation and `privileged` are the next episode's, `final_obs` and `final_info` hold the ended one's.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, entity_env: AnyEnv) -> None:
+        if entity_env.num_envs < len(entity_env.groups):
+            problem = f"{len(entity_env.groups)} scenarios need as many environments"
+            raise InputError("num_envs", entity_env.num_envs, problem, "raise it")
+        self.entity_env = entity_env
+        self.num_envs = entity_env.num_envs
+        self.single_observation_space = observation_space(entity_env.space)
+        self.single_action_space = spaces.Discrete(entity_env.space.num_actions)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observed, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._seen = self.entity_env.reset(int(self.np_random.integers(1 << 31)))
+        return _observed(self._seen), self._with_masks(self._infos())
+
+    def step(
+        self, actions: NDArray[np.int64]
+    ) -> tuple[Observed, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        actions, is_invalid = _legal(np.asarray(actions), self._seen)
+        step = self.entity_env.step(actions)
+        self._seen = step.observation
+        infos = self._infos() | {
+            "elapsed_s": step.elapsed_s,
+            "invalid": is_invalid,
+            "terms": dict(step.terms),
+        }
+        infos = self._with_masks(infos)
+        for i in np.flatnonzero(step.terminated | step.truncated).tolist():
+            final_info = _step_info(step, is_invalid, i) | {
+                "privileged": step.final_observation.privileged[i].copy(),
+                "scenario": infos["scenario"][i],
+            }
+            final = {"final_obs": _observed(step.final_observation, i), "final_info": final_info}
+            infos = self._add_info(infos, final, i)
+        terminated = step.terminated & ~step.truncated
+        return _observed(self._seen), step.reward, terminated, step.truncated, infos
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """[N, R + 1] which actions are legal now."""
+        return self._seen.action_mask.copy()
+
+    def _infos(self) -> dict[str, Any]:
+        scenarios = np.array(self.entity_env.groups, object)[self.entity_env.group]
+        return {"privileged": self._seen.privileged.copy(), "scenario": scenarios}
+
+    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
+        """Gymnasium wants `_key` beside `key`: which environments have it. Here all do."""
+        masked = dict(infos)
+        for key, value in infos.items():
+            masked[key] = self._with_masks(value) if isinstance(value, dict) else value
+            masked[f"_{key}"] = np.ones(self.num_envs, np.bool_)
+        return masked
+
+
+class GymRoutingEnv(GymEnv):
     """Place requests on the replicas of a simulated LLM serving cluster, one after another.
 
     Observation, a dict; R = `max_replicas`, rows beyond the cluster's own replicas are padding:
@@ -69,111 +181,56 @@ class GymRoutingEnv(gymnasium.Env[Observed, np.int64]):
     the reward.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012, as gymnasium declares it
-
     def __init__(self, render_mode: None = None, **settings: Any) -> None:
         """`settings`: fields of `RoutingSpec`. `render_mode`, for those who always pass one, does nothing."""
-        self.routing = RoutingEnv(parse_spec(RoutingSpec, settings, "env"), num_envs=1)
-        self.observation_space = observation_space(self.routing.space)
-        self.action_space = spaces.Discrete(self.routing.space.num_actions)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observed, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.routing.group[0] = self.np_random.integers(len(self.routing.groups))
-        self._seen = self.routing.reset(int(self.np_random.integers(1 << 31)))
-        return _observed(self._seen, 0), self._info(self._seen)
-
-    def step(self, action: np.int64) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
-        actions, is_invalid = _legal(np.asarray([action]), self._seen)
-        step = self.routing.step(actions)
-        is_over = bool(step.terminated[0] | step.truncated[0])
-        # After the end, `step.observation` belongs to an episode that nobody asked for.
-        self._seen = step.final_observation if is_over else step.observation
-        info = self._info(self._seen) | _step_info(step, is_invalid, 0)
-        return (
-            _observed(self._seen, 0),
-            float(step.reward[0]),
-            bool(step.terminated[0]),
-            bool(step.truncated[0]),
-            info,
-        )
-
-    def action_masks(self) -> NDArray[np.bool_]:
-        """[R + 1] which actions are legal now."""
-        mask: NDArray[np.bool_] = self._seen.action_mask[0].copy()
-        return mask
-
-    def _info(self, seen: Observation) -> dict[str, Any]:
-        group = int(self.routing.group[0])
-        return {"privileged": seen.privileged[0].copy(), "scenario": self.routing.groups[group]}
+        super().__init__(RoutingEnv(parse_spec(RoutingSpec, settings, "env"), num_envs=1))
 
 
-class GymRoutingVectorEnv(VectorEnv[Observed, NDArray[np.int64], NDArray[Any]]):
-    """N of `GymRoutingEnv` that step together; see there for what is seen, done and earned.
-
-    Environment i stays with scenario i modulo their number. Same-step autoreset: where an episode ended, the
-    observation and `privileged` are the next episode's, `final_obs` and `final_info` hold the ended one's.
-    """
-
-    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+class GymRoutingVectorEnv(GymVectorEnv):
+    """N of `GymRoutingEnv`; see there for what is seen, done and earned."""
 
     def __init__(self, num_envs: int = 1, render_mode: None = None, **settings: Any) -> None:
-        spec = parse_spec(RoutingSpec, settings, "env")
-        if num_envs < len(spec.scenarios):
-            problem = f"{len(spec.scenarios)} scenarios need as many environments"
-            raise InputError("num_envs", num_envs, problem, "raise it")
-        self.routing = RoutingEnv(spec, num_envs)
-        self.num_envs = num_envs
-        self.single_observation_space = observation_space(self.routing.space)
-        self.single_action_space = spaces.Discrete(self.routing.space.num_actions)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        super().__init__(RoutingEnv(parse_spec(RoutingSpec, settings, "env"), num_envs))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observed, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._seen = self.routing.reset(int(self.np_random.integers(1 << 31)))
-        return _observed(self._seen), self._with_masks(self._infos())
 
-    def step(
-        self, actions: NDArray[np.int64]
-    ) -> tuple[Observed, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        actions, is_invalid = _legal(np.asarray(actions), self._seen)
-        step = self.routing.step(actions)
-        self._seen = step.observation
-        infos = self._infos() | {
-            "elapsed_s": step.elapsed_s,
-            "invalid": is_invalid,
-            "terms": dict(step.terms),
-        }
-        infos = self._with_masks(infos)
-        for i in np.flatnonzero(step.terminated | step.truncated).tolist():
-            final_info = _step_info(step, is_invalid, i) | {
-                "privileged": step.final_observation.privileged[i].copy(),
-                "scenario": infos["scenario"][i],
-            }
-            final = {"final_obs": _observed(step.final_observation, i), "final_info": final_info}
-            infos = self._add_info(infos, final, i)
-        return _observed(self._seen), step.reward, step.terminated, step.truncated, infos
+class GymJobsEnv(GymEnv):
+    """Start jobs on the GPUs of a simulated cluster, one after another.
 
-    def action_masks(self) -> NDArray[np.bool_]:
-        """[N, R + 1] which actions are legal now."""
-        return self._seen.action_mask.copy()
+    Observation, a dict; K = `window`, rows beyond the jobs that wait are padding:
 
-    def _infos(self) -> dict[str, Any]:
-        scenarios = np.array(self.routing.groups, object)[self.routing.group]
-        return {"privileged": self._seen.privileged.copy(), "scenario": scenarios}
+    ===========  ===============  ========================================================================
+    entities     [K, F] float32   each job of the window: duration, priority, GPUs, wait, and, unless
+                                  `features="original"`, what follows from them. Names, units and meanings:
+                                  `jobs.observation`
+    context      [C] float32      look-ahead, one number a GPU, the GPUs as a whole, queue and clock
+    entity_mask  [K] int8         1 where there is a job
+    action_mask  [K + 1] int8     1 where the action is legal; the first always is
+    ===========  ===============  ========================================================================
 
-    def _with_masks(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """Gymnasium wants `_key` beside `key`: which environments have it. Here all do."""
-        masked = dict(infos)
-        for key, value in infos.items():
-            masked[key] = self._with_masks(value) if isinstance(value, dict) else value
-            masked[f"_{key}"] = np.ones(self.num_envs, np.bool_)
-        return masked
+    Action, Discrete(K + 1): 0 starts nothing, k the k-th job of the window; legal if it exists and enough
+    GPUs are idle. An illegal action counts as 0, and info["invalid"] says so. `action_masks()`, which
+    sb3-contrib calls, avoids them. Then time goes on to the next event: an arrival or a completion.
+
+    Reward, in shares of the episode's work: work of the job that completes; minus time over horizon times the
+    work that waits or runs; minus 0.05 of that for starting nothing although a job fits. At the end plus the
+    share of the horizon that is left, if all jobs are done, or minus the work of those that are not.
+
+    End: terminated when all jobs are done; truncated at the horizon or after `max_steps`.
+
+    Info: privileged [P] float32, what only a critic may see; after a step also elapsed_s, invalid, and terms,
+    the parts of the reward.
+    """
+
+    def __init__(self, render_mode: None = None, **settings: Any) -> None:
+        """`settings`: fields of `JobsSpec`. `render_mode`, for those who always pass one, does nothing."""
+        super().__init__(JobsEnv(parse_spec(JobsSpec, settings, "env"), num_envs=1))
+
+
+class GymJobsVectorEnv(GymVectorEnv):
+    """N of `GymJobsEnv`; see there for what is seen, done and earned."""
+
+    def __init__(self, num_envs: int = 1, render_mode: None = None, **settings: Any) -> None:
+        super().__init__(JobsEnv(parse_spec(JobsSpec, settings, "env"), num_envs))
 
 
 def observation_space(space: EntitySpace) -> spaces.Dict:

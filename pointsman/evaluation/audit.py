@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.envs.entity import Feature, Observation
+from pointsman.envs.entity import EntityEnv, EntitySpace, Feature, Observation
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
 from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
@@ -39,6 +39,8 @@ FLAT_STD = 1e-6
 STUCK_SHARE = 0.95
 HIGHEST = 10.0  # what networks clip scaled features at
 
+ROUTING_SPACE = EntitySpace(MAX_REPLICAS, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
+
 Advance = Callable[[float], None]
 
 
@@ -47,7 +49,7 @@ class Audited:
     """One feature over all rollouts."""
 
     feature: Feature
-    part: str  # replica, context, or critic: which part of the observation it stands in
+    part: str  # replica (or another entity), context, or critic: where it stands in the observation
     low: float
     high: float
     mean: float
@@ -71,9 +73,9 @@ class Audited:
 
 
 class Samples(NamedTuple):
-    """Observations of one scenario, replica by replica and decision by decision."""
+    """Observations of one scenario, entity by entity and decision by decision."""
 
-    replicas: NDArray[np.float32]  # [decisions * replicas, F], without padding
+    entities: NDArray[np.float32]  # [decisions * entities, F], without padding
     context: NDArray[np.float32]  # [decisions, C]
     privileged: NDArray[np.float32]  # [decisions, P]
 
@@ -90,12 +92,23 @@ def audit(
     return summarise(samples)
 
 
+def audit_env(
+    env: EntityEnv,
+    entity: str,
+    policies: Sequence[str],
+    num_decisions: int = NUM_DECISIONS,
+    seed: int = 0,
+    advance: Advance | None = None,
+) -> list[Audited]:
+    """The same for any problem: `policies`, the first of its teachers, decide in as many environments."""
+    samples = record_in(env, policies, num_decisions, seed, advance)
+    return summarise(samples, env.space, entity)
+
+
 def record(
     scenarios: Sequence[str], policies: Sequence[str], num_decisions: int, seed: int, advance: Advance | None
 ) -> dict[str, Samples]:
     """Observations by scenario. One environment for each pair of a scenario and a policy."""
-    if num_decisions < 1:
-        raise InputError("--decisions", num_decisions, "is not positive", "use some thousands")
     specs = [parse_spec(PolicySpec, {"kind": name}, "policy") for name in dict.fromkeys(policies)]
     scenarios = tuple(dict.fromkeys(scenarios))
     num_envs = len(scenarios) * len(specs)
@@ -113,19 +126,29 @@ def record(
         },
         "env",
     )
-    env = RoutingEnv(spec, num_envs)
-    drivers = Drivers(env, specs, seed)
-    kept: list[list[Samples]] = [[] for _ in scenarios]
+    return record_in(RoutingEnv(spec, num_envs), [one.kind for one in specs], num_decisions, seed, advance)
+
+
+def record_in(
+    env: EntityEnv, policies: Sequence[str], num_decisions: int, seed: int, advance: Advance | None
+) -> dict[str, Samples]:
+    """Observations by group. `policies`: the first of the environment's teachers."""
+    if num_decisions < 1:
+        raise InputError("--decisions", num_decisions, "is not positive", "use some thousands")
+    num_steps = -(-num_decisions // env.num_envs)
+    drivers = Drivers(env, policies, seed)
+    kept: list[list[Samples]] = [[] for _ in env.groups]
     observation = env.reset(seed)
+    group_of_env = np.arange(env.num_envs) % len(env.groups)
     for _ in range(num_steps):
         for group, parts in enumerate(kept):
-            parts.append(_rows(observation, env.group == group))
+            parts.append(_rows(observation, group_of_env == group))
         observation = env.step(drivers.decide(observation)).observation
         if advance:
             advance(1 / num_steps)
     return {
         name: Samples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-        for name, parts in zip(scenarios, kept, strict=True)
+        for name, parts in zip(env.groups, kept, strict=True)
     }
 
 
@@ -136,9 +159,9 @@ class Drivers:
     they are played here.
     """
 
-    def __init__(self, env: RoutingEnv, policies: Sequence[PolicySpec], seed: int) -> None:
+    def __init__(self, env: EntityEnv, policies: Sequence[str], seed: int) -> None:
         self.env = env
-        self.kinds = [policy.kind for policy in policies]
+        self.kinds = policies
         self.of_env = np.arange(env.num_envs) // len(env.groups)
         self.rng = np.random.default_rng(seed)
         self.num_decisions = 0
@@ -176,11 +199,13 @@ def _rows(observation: Observation, envs: NDArray[np.bool_]) -> Samples:
     )
 
 
-def summarise(samples: dict[str, Samples]) -> list[Audited]:
+def summarise(
+    samples: dict[str, Samples], space: EntitySpace = ROUTING_SPACE, entity: str = "replica"
+) -> list[Audited]:
     parts = (
-        ("replica", "replicas", ENTITY_FEATURES),
-        ("context", "context", CONTEXT_FEATURES),
-        ("critic", "privileged", PRIVILEGED_FEATURES),
+        (entity, "entities", space.entity_features),
+        ("context", "context", space.context_features),
+        ("critic", "privileged", space.privileged_features),
     )
     return [
         _summary(feature, part, {name: getattr(one, field)[:, column] for name, one in samples.items()})

@@ -48,7 +48,7 @@ def ratios_of_means(values: Floats, baseline: Floats) -> Floats:
 def resampled_ratios(values: Floats, baseline: Floats) -> Floats:
     """The same [NUM_RESAMPLES, M] for seeds drawn with replacement."""
     # Not `@`: the last digits of BLAS depend on the shape and on the number of threads.
-    sums = [np.einsum("bs,sm->bm", _resamples(len(side)), side) for side in (values, baseline)]
+    sums = [np.einsum("bs,sm->bm", resamples(len(side)), side) for side in (values, baseline)]
     return _ratios(*sums)
 
 
@@ -68,7 +68,7 @@ def _ratios(values: Floats, baseline: Floats) -> Floats:
 
 
 @cache
-def _resamples(num_seeds: int) -> Floats:
+def resamples(num_seeds: int) -> Floats:
     """How often each seed is drawn [NUM_RESAMPLES, S]. The same for every metric, policy and scenario."""
     rng = np.random.default_rng([_SEED, num_seeds])
     drawn = rng.multinomial(num_seeds, np.full(num_seeds, 1.0 / num_seeds), size=NUM_RESAMPLES)

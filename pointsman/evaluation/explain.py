@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.envs.entity import EntitySpace, Feature
+from pointsman.envs.entity import EntityEnv, EntitySpace, Feature
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
 from pointsman.policies.checkpoint import Checkpoint
@@ -108,10 +108,17 @@ def record(
         },
         "env",
     )
-    env = RoutingEnv(spec, num_envs)
+    return record_in(RoutingEnv(spec, num_envs), checkpoint, num_decisions, seed, where)
+
+
+def record_in(
+    env: EntityEnv, checkpoint: Checkpoint, num_decisions: int, seed: int = 0, where: str = "policy"
+) -> Decisions:
+    """The same in environments of any problem."""
     checkpoint.require_space(env.space, where)
     network = Network(checkpoint)
-    state = np.zeros((num_envs, network.width), np.float32)
+    num_steps = -(-num_decisions // env.num_envs)
+    state = np.zeros((env.num_envs, network.width), np.float32)
     seen = env.reset(seed)
     kept = []
     for _ in range(num_steps):
@@ -233,15 +240,20 @@ class Dependence(NamedTuple):
     """Probabilities along a feature; see the top of the file."""
 
     feature: Feature
-    part: str  # replica, or context
+    part: str  # replica or what else there is to choose from, or context
     values: Array  # [K] evenly from the 1st to the 99th percentile; empty if it does not vary
     probability: Array  # [K] of sending the request there; context: of deciding as before
 
 
 def dependence(
-    network: Network, decisions: Decisions, space: EntitySpace, name: str, seed: int = 0
+    network: Network,
+    decisions: Decisions,
+    space: EntitySpace,
+    name: str,
+    seed: int = 0,
+    entity: str = "replica",
 ) -> Dependence:
-    """How the choice follows the feature of that name."""
+    """How the choice follows the feature of that name; `entity` is what there is to choose from."""
     of_entity, of_context = features_of(space)[name]
     rng = np.random.default_rng(seed)
     is_open = decisions.legal[:, 1:].any(axis=1)
@@ -250,7 +262,7 @@ def dependence(
     rows = np.arange(size)
     if of_entity:
         (column,) = of_entity
-        feature, part = space.entity_features[column], "replica"
+        feature, part = space.entity_features[column], entity
         is_there = np.arange(decisions.entities.shape[1]) < decisions.num_entities[:, None]
         values = _range(decisions.entities[is_there][:, column])
         # Any replica that may be chosen: the one that was would tell only half of the story.

@@ -11,10 +11,11 @@ from typing import Any
 from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPLES, Ratio
 from pointsman.evaluation.compare import CURVES, Comparison, geometric_means
 from pointsman.evaluation.objective import Objective
+from pointsman.report.figure import Figure
 from pointsman.report.files import write_files
-from pointsman.report.page import Section, escape, page, table
+from pointsman.report.page import Section, escape, folded, page, paragraphs, table
 from pointsman.report.plain import provenance, to_json
-from pointsman.report.plots import Curve, Figure, change_figure, survival_figure
+from pointsman.report.plots import change_figure, survival_figure
 from pointsman.report.tables import (
     HEADERS,
     MORE,
@@ -27,13 +28,14 @@ from pointsman.report.tables import (
     label,
     markdown,
     metric_text,
+    seed_range,
 )
 
 CURVE_TITLES = {
     "ttft": ("Time to first token", "time to first token, s"),
     "e2e": ("End-to-end latency", "arrival to last token, s"),
 }
-_DIRECTIONS = {-1: "better", 0: "", 1: "worse"}
+DIRECTIONS = {-1: "better", 0: "", 1: "worse"}
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,10 @@ class ComparisonReport:
     def notes(self, against: str | None = None) -> list[str]:
         """How to read the tables; `against` says what changes are measured against."""
         num_seeds = len(self.seeds)
+        seeds = f"{num_seeds} seeds ({seed_range(self.seeds)})"
         lines = [
-            f"Times in seconds, means over {num_seeds} seeds ({_range(self.seeds)}); every policy serves the "
-            f"same arrivals. Change against {against or self.baseline}"
+            f"Times in seconds, means over {seeds}; every policy serves the same arrivals. "
+            f"Change against {against or self.baseline}"
             + (f" with its {LEVEL * 100:.0f} % interval ({METHOD})." if num_seeds > 1 else ".")
         ]
         if num_seeds < MIN_SEEDS:
@@ -121,24 +124,21 @@ class ComparisonReport:
         return "\n\n".join(parts) + "\n"
 
     def html(self) -> str:
-        about = provenance()
-        version = f"pointsman {about['pointsman']}"
-        if about["git_revision"]:
-            version += f", revision {about['git_revision'][:12]}"
-        lead = f"<p><code>{escape(self.command)}</code></p>"
-        lead += "".join(f"<p>{escape(note)}</p>" for note in self.notes())
-        lead += f'<p class="soft">{escape(version)}</p>'
         sections = [_section(one) for one in self.comparisons]
         title = f"Routing policies on {self.comparisons[0].name}"
         if len(self.comparisons) > 1:
             title = f"Routing policies on {len(self.comparisons)} scenarios"
             sections.insert(0, _summary_section(self))
-        return page(title, lead, sections)
+        return page(title, self.lead(), sections)
 
-
-def _range(seeds: Sequence[int]) -> str:
-    is_run = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]}–{seeds[-1]}" if is_run else ", ".join(map(str, seeds))
+    def lead(self, against: str | None = None) -> str:
+        """HTML: how the numbers came about."""
+        about = provenance()
+        version = f"pointsman {about['pointsman']}"
+        if about["git_revision"]:
+            version += f", revision {about['git_revision'][:12]}"
+        command = f"<p><code>{escape(self.command)}</code></p>"
+        return command + paragraphs(self.notes(against)) + paragraphs([version], "soft")
 
 
 def _results(one: Comparison) -> dict[str, Any]:
@@ -162,10 +162,6 @@ def _results(one: Comparison) -> dict[str, Any]:
             for policy in one.names
         },
     }
-
-
-def _survival(one: Comparison, policy: str) -> dict[str, Curve]:
-    return {curve: one.curves[policy][curve].survival() for curve in CURVES}
 
 
 def summary_table(report: ComparisonReport) -> tuple[list[str], list[list[str]]]:
@@ -196,34 +192,41 @@ def _markdown_cell(cell: Cell) -> str:
 def _html_cell(cell: Cell) -> str:
     value = f"<strong>{cell.value}</strong>" if cell.is_best else cell.value
     text = cell.change or "baseline"
-    return f'{value}<span class="change {_DIRECTIONS[cell.direction]}">{text}</span>'
+    return f'{value}<span class="change {DIRECTIONS[cell.direction]}">{text}</span>'
 
 
 def _section(one: Comparison) -> Section:
+    ratios = {
+        metric: {policy: one.ratios[policy][metric] for policy in one.names if policy != one.baseline}
+        for metric in one.headlines
+    }
+    body = f"<p>{escape(one.what)}</p>{headline_html(one)}"
+    figures = [*latency_figures(one, one.baseline), *change_figures(ratios, one.baseline)]
+    return Section(one.name, body, figures)
+
+
+def headline_html(one: Comparison) -> str:
+    """The table of a comparison, and more of it folded away."""
     header = ["policy", *(HEADERS[metric] for metric in one.headlines), HEADERS["good_share"]]
     rows = [
         [escape(row.label), *(_html_cell(cell) for cell in row.cells), row.good_share]
         for row in headline_rows(one)
     ]
     more = table(["policy", *(HEADERS[metric] for metric in MORE)], _more_rows(one))
-    body = f"<p>{escape(one.what)}</p>{table(header, rows)}"
-    body += f"<details><summary>More metrics</summary>{more}</details>"
-    figures = [
-        survival_figure(
-            {policy: one.curves[policy][curve].survival() for policy in one.names},
-            one.baseline,
-            *CURVE_TITLES[curve],
-        )
-        for curve in CURVES
-    ]
-    ratios = {
-        metric: {policy: one.ratios[policy][metric] for policy in one.names if policy != one.baseline}
-        for metric in one.headlines
-    }
-    return Section(one.name, body, one.names, [*figures, *_change_figures(ratios, one.baseline)])
+    return table(header, rows) + folded("More metrics", more)
 
 
-def _change_figures(ratios: Mapping[str, Mapping[str, Ratio]], baseline: str) -> list[Figure]:
+def latency_figures(one: Comparison, thick: str, prefix: str = "") -> list[Figure]:
+    """How many requests take longer than any time, the tail included; `thick` is the line to look at."""
+    figures = []
+    for curve in CURVES:
+        title, x_title = CURVE_TITLES[curve]
+        curves = {policy: one.curves[policy][curve].survival() for policy in one.names}
+        figures.append(survival_figure(curves, thick, f"{prefix}{title}", x_title))
+    return figures
+
+
+def change_figures(ratios: Mapping[str, Mapping[str, Ratio]], baseline: str) -> list[Figure]:
     return [change_figure(row, baseline, HEADERS[metric]) for metric, row in ratios.items() if row]
 
 
@@ -235,7 +238,7 @@ def _summary_section(report: ComparisonReport) -> Section:
         for metric in report.headlines:
             ratio = summary[metric][policy]
             text = "baseline" if policy == report.baseline else change(ratio)
-            cells.append(f'<span class="{_DIRECTIONS[direction(ratio)]}">{text}</span>')
+            cells.append(f'<span class="{DIRECTIONS[direction(ratio)]}">{text}</span>')
         rows.append([escape(label(report.comparisons[0], policy)), *cells])
     body = "<p>Geometric mean of the ratios over all scenarios.</p>"
     body += table(["policy", *(HEADERS[metric] for metric in report.headlines)], rows)
@@ -243,4 +246,4 @@ def _summary_section(report: ComparisonReport) -> Section:
         metric: {policy: ratio for policy, ratio in row.items() if policy != report.baseline}
         for metric, row in summary.items()
     }
-    return Section("All scenarios", body, figures=_change_figures(others, report.baseline))
+    return Section("All scenarios", body, figures=change_figures(others, report.baseline))

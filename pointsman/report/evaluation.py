@@ -1,18 +1,15 @@
-"""One policy against each of several others: the tables and files of `pointsman evaluate`."""
+"""One policy against each of several others, as rows that any table can show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from pointsman.evaluation.bootstrap import Ratio
 from pointsman.evaluation.compare import COST, Comparison, geometric_mean
 from pointsman.report.comparison import ComparisonReport
-from pointsman.report.files import write_files
-from pointsman.report.plain import to_json
 from pointsman.report.tables import change, direction, label, markdown, metric_text
 
 # All that a policy is judged by (V3 of the requirements), as rows of a table.
@@ -129,14 +126,6 @@ class EvaluationReport:
             header = ["metric", self.policy, *(f"against {label(one, other)}" for other in self.against)]
             parts.append(f"## {self.policy} on {one.name}\n\n{markdown(header, cells)}")
         return "\n\n".join([*parts, self.base.markdown()])
-
-    def write(self, folder: Path) -> None:
-        contents = {
-            "results.json": to_json(self.results(), indent=1) + "\n",
-            "table.md": self.markdown(),
-            "report.html": self.base.html(),
-        }
-        write_files(folder, contents)
 
 
 def _plain(ratios: Mapping[str, Ratio]) -> dict[str, dict[str, float]]:

@@ -1,45 +1,48 @@
-// Draws the figures of report pages; see page.py.
-const figures = JSON.parse(document.getElementById("figures").textContent);
-const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const hidden = box => new Set([...box.closest("section").querySelectorAll('[aria-pressed="false"]')]
-  .map(button => button.dataset.policy));
+// Reading values off figures, and hiding lines of them; see page.py. Without it the page is complete, too.
+const values = document.getElementById("values");
+const number = value => Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 });
 
-function draw(box) {
-  const { data, layout } = structuredClone(figures[box.dataset.figure]);
-  const off = hidden(box);
-  for (const trace of data) {
-    if (off.has(trace.name)) trace.visible = false;
-    if (trace.type === "bar") {
-      trace.error_x.color = colour("--ink");
-      const keep = trace.y.map(name => !off.has(name));
-      const kept = list => list.filter((_, i) => keep[i]);
-      for (const key of ["x", "y", "customdata"]) trace[key] = kept(trace[key]);
-      trace.marker.color = kept(trace.marker.color);
-      for (const key of ["array", "arrayminus"]) trace.error_x[key] = kept(trace.error_x[key]);
-    }
-  }
-  layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
-  layout.font = { color: colour("--ink"), family: "system-ui, sans-serif", size: 12 };
-  for (const axis of [layout.xaxis, layout.yaxis]) {
-    axis.gridcolor = colour("--grid");
-    axis.linecolor = colour("--line");
-    axis.zeroline = false;
-    axis.fixedrange = matchMedia("(pointer: coarse)").matches;
-  }
-  Plotly.react(box, data, layout, { responsive: true, displaylogo: false, displayModeBar: false });
-  box.dataset.drawn = "yes";
+function axis(text) {
+  const [scale, low, high, unit] = text.split("|");
+  const at = share => Number(low) + share * (Number(high) - Number(low));
+  return share => number(scale === "log" ? 10 ** at(share) : at(share)) + unit;
 }
 
-const watcher = new IntersectionObserver(entries => {
-  for (const entry of entries) if (entry.isIntersecting) { watcher.unobserve(entry.target); draw(entry.target); }
-}, { rootMargin: "400px" });
-for (const box of document.querySelectorAll(".figure")) watcher.observe(box);
+function points(line) {
+  line.points ??= line.getAttribute("d").slice(1).split("L").map(pair => pair.split(" ").map(Number));
+  return line.points;
+}
 
-const redraw = root => root.querySelectorAll(".figure[data-drawn]").forEach(draw);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(document));
-for (const button of document.querySelectorAll(".legend button")) {
-  button.addEventListener("click", () => {
-    button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
-    redraw(button.closest("section"));
+function show(plot, event) {
+  const box = plot.getBoundingClientRect();
+  const width = plot.width.baseVal.value, height = plot.height.baseVal.value;
+  const x = (event.clientX - box.left) / box.width * width;
+  const inReach = [...plot.querySelectorAll(".line:not(.off)")].flatMap(line => {
+    const near = points(line).reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
+    return Math.abs(near[0] - x) < width / 20 ? [[line.dataset.series, near]] : [];
   });
+  const readX = axis(plot.dataset.x), readY = axis(plot.dataset.y);
+  const rows = inReach.sort((a, b) => a[1][1] - b[1][1]).map(([name, near]) => `${name}  ${readY(1 - near[1] / height)}`);
+  if (!rows.length) return hide();
+  values.textContent = [readX(x / width), ...rows].join("\n");
+  values.style.display = "block";
+  values.style.left = `${Math.min(event.clientX + 14, innerWidth - values.offsetWidth - 8)}px`;
+  values.style.top = `${Math.min(event.clientY + 14, innerHeight - values.offsetHeight - 8)}px`;
 }
+
+const hide = () => { values.style.display = "none"; };
+for (const plot of document.querySelectorAll(".plot")) {
+  if (!plot.querySelector(".line")) continue;
+  plot.addEventListener("pointermove", event => show(plot, event));
+  plot.addEventListener("pointerleave", hide);
+}
+
+// A key hides its line in all figures of the section.
+function toggle(key) {
+  const isOff = !key.classList.contains("off");
+  const same = `[data-series="${CSS.escape(key.dataset.series)}"]`;
+  key.closest("section").querySelectorAll(same).forEach(part => part.classList.toggle("off", isOff));
+}
+for (const key of document.querySelectorAll(".key")) key.addEventListener("click", () => toggle(key));
+
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(part => { part.open = true; }));

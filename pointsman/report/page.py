@@ -1,40 +1,31 @@
-"""One self-contained HTML page: text, tables and figures, plotly inlined once, light and dark.
-
-Figures are drawn when they come into view, so that a page with many opens at once. Each section has one
-legend above its figures; a click hides a policy in all of them.
-"""
+"""One self-contained HTML page: text, tables and figures, light and dark, for phones and paper, too."""
 
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 
-from pointsman.report.plots import Figure, style
-
-_DASHES = {"dot": "2 4", "dash": "7 4", "solid": "none"}
+from pointsman.report.figure import Figure
+from pointsman.report.svg import inline
 
 
 @dataclass(frozen=True)
 class Section:
-    """`body` is HTML; figures are shown below it in columns, as many as fit."""
+    """`body` is HTML; figures are shown below it in columns, as many as fit, or in pairs."""
 
     title: str
-    body: str
-    legend: Sequence[str] = ()
+    body: str = ""
     figures: Sequence[Figure] = field(default=())
+    more: Sequence[Figure] = field(default=())  # folded away
+    more_title: str = "More"
+    is_paired: bool = False
 
 
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:
     """`lead` is HTML."""
-    from plotly.offline import get_plotlyjs  # 5 MB, and only a report needs it
-
-    figures: list[Figure] = []
-    parts = [_section(index, section, figures) for index, section in enumerate(sections)]
     has_contents = len(sections) > 2
-    data = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
     return "\n".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -43,25 +34,42 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
             f"<title>{escape(title)}</title>\n<style>{_asset('page.css')}</style>\n</head>\n<body>\n<main>",
             f"<h1>{escape(title)}</h1>\n{lead}",
             _contents(sections) if has_contents else "",
-            *parts,
-            f'</main>\n<script type="application/json" id="figures">{data}</script>',
-            f"<script>{get_plotlyjs()}</script>\n<script>{_asset('page.js')}</script>\n</body>\n</html>\n",
+            *(_section(index, section) for index, section in enumerate(sections)),
+            '</main>\n<div id="values" role="status"></div>',
+            f"<script>{_asset('page.js')}</script>\n</body>\n</html>\n",
         )
     )
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = ()) -> str:
+    """Cells are HTML. Columns in `words` hold text rather than numbers."""
     head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
     body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>\n'
+        f'<tr><th scope="row">{row[0]}</th>'
+        + "".join(_cell(cell, column in words) for column, cell in enumerate(row) if column > 0)
+        + "</tr>\n"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
+def folded(title: str, body: str) -> str:
+    """HTML that opens with a click."""
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+def paragraphs(lines: Sequence[str], style: str = "") -> str:
+    """Lines of plain text."""
+    opening = f'<p class="{style}">' if style else "<p>"
+    return "".join(f"{opening}{escape(line)}</p>" for line in lines)
+
+
 def escape(text: str) -> str:
     return html.escape(text)
+
+
+def _cell(cell: str, is_text: bool) -> str:
+    return f'<td class="words">{cell}</td>' if is_text else f"<td>{cell}</td>"
 
 
 def _contents(sections: Sequence[Section]) -> str:
@@ -69,30 +77,17 @@ def _contents(sections: Sequence[Section]) -> str:
     return f"<nav>{links}</nav>"
 
 
-def _section(index: int, section: Section, figures: list[Figure]) -> str:
-    boxes = []
-    for figure in section.figures:
-        height = figure["layout"]["height"]
-        name = escape(figure["layout"]["title"]["text"])
-        style_text = f"min-height:{height}px"
-        boxes.append(
-            f'<div class="figure" role="img" aria-label="{name}" data-figure="{len(figures)}" '
-            f'style="{style_text}"></div>'
-        )
-        figures.append(figure)
-    items = "".join(map(_legend_item, section.legend))
-    legend = f'<div class="legend">{items}</div>' if items else ""
-    grid = f'<div class="figures">{"".join(boxes)}</div>' if boxes else ""
-    title = escape(section.title)
-    return f'<section id="s{index}">\n<h2>{title}</h2>\n{section.body}\n{legend}\n{grid}\n</section>'
+def _section(index: int, section: Section) -> str:
+    grids = [_grid(figures, section.is_paired) for figures in (section.figures, section.more)]
+    more = folded(section.more_title, grids[1]) if section.more else ""
+    parts = (f"<h2>{escape(section.title)}</h2>", section.body, grids[0], more)
+    return "\n".join((f'<section id="s{index}">', *filter(None, parts), "</section>"))
 
 
-def _legend_item(policy: str) -> str:
-    colour, dash = style(policy)
-    line = f'stroke="{colour}" stroke-width="3" stroke-dasharray="{_DASHES[dash]}"'
-    swatch = f'<svg width="26" height="8" aria-hidden="true"><path d="M0 4H26" {line}/></svg>'
-    name = escape(policy)
-    return f'<button type="button" aria-pressed="true" data-policy="{name}">{swatch}{name}</button>'
+def _grid(figures: Sequence[Figure], is_paired: bool) -> str:
+    boxes = "".join(f"<figure>{inline(figure)}</figure>\n" for figure in figures)
+    style = "figures pairs" if is_paired else "figures"
+    return f'<div class="{style}">{boxes}</div>' if boxes else ""
 
 
 def _asset(name: str) -> str:

@@ -137,6 +137,20 @@ def _rounded(value: float, decimals: int) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
+def seed_range(seeds: Sequence[int]) -> str:
+    is_run = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}–{seeds[-1]}" if is_run else ", ".join(map(str, seeds))
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c"""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def does(names: Sequence[str]) -> str:
+    return "does" if len(names) == 1 else "do"
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """First column left, the others right; columns padded so that the source reads as a table, too."""
     table = [list(header), *(list(row) for row in rows)]

@@ -36,10 +36,10 @@ KERNEL_FILES = (
 
 
 @cache
-def kernel_digest() -> str:
+def kernel_digest(files: tuple[str, ...] = KERNEL_FILES) -> str:
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for pattern in KERNEL_FILES:
+    for pattern in files:
         for path in sorted(package.glob(pattern)):
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -50,12 +50,12 @@ def kernel(function: Callable[..., Any]) -> Any:
     return numba.njit(function, **INNER)
 
 
-def entry_point(function: Callable[..., Any]) -> Any:
-    """Compile with a cache on disk; the GIL is released while it runs."""
+def entry_point(function: Callable[..., Any], files: tuple[str, ...] = KERNEL_FILES) -> Any:
+    """Compile with a cache on disk; the GIL is released while it runs. `files`: all that it is made of."""
     dispatcher = numba.njit(function, nogil=True, cache=True)
     if not IS_INTERPRETED:
         cache_file = dispatcher._cache._cache_file
-        cache_file._source_stamp = kernel_digest()
+        cache_file._source_stamp = kernel_digest(files)
     return dispatcher
 
 

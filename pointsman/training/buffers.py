@@ -45,6 +45,7 @@ class Buffers:
         )
         self.observation = TensorObservation.from_numpy(self.arrays)  # [T + 1, N, ...]
         self.actions = np.zeros(shape, np.int64)
+        self.greedy_actions = np.zeros(shape, np.int64)  # what arg-max would have done
         self.teacher_actions = np.zeros(shape, np.int64)
         self.logp = np.zeros(shape, np.float32)
         self.rewards = np.zeros(shape, np.float32)
@@ -52,6 +53,7 @@ class Buffers:
         self.terminated = np.zeros(shape, np.bool_)
         self.truncated = np.zeros(shape, np.bool_)
         self.is_flat = np.zeros(shape, np.bool_)
+        self.is_illegal = np.zeros(shape, np.bool_)  # by the environment's word
         self.groups = np.zeros(shape, np.int64)
         self.is_start = np.zeros(rows, np.bool_)
         self.states = torch.zeros(*rows, state_width) if state_width else None  # before each decision
@@ -73,6 +75,7 @@ class Buffers:
         self.rewards[t], self.elapsed_s[t], self.groups[t] = step.reward, step.elapsed_s, step.groups
         self.terminated[t], self.truncated[t] = step.terminated, step.truncated
         self.is_flat[t] = step.is_flat
+        self.is_illegal[t] = False if step.is_illegal is None else step.is_illegal
         self.is_start[t + 1] = step.terminated | step.truncated
         for name, values in step.terms.items():
             self.terms.setdefault(name, np.zeros_like(self.rewards))[t] = values
@@ -85,10 +88,9 @@ class Buffers:
     def metrics(self) -> dict[str, float]:
         """Of rewards, before they are clipped, and actions."""
         raw = sum(self.terms.values(), np.zeros_like(self.rewards)) if self.terms else self.rewards
-        legal = np.take_along_axis(self.arrays.action_mask[:-1], self.actions[..., None], axis=-1)
-        shares = (
-            np.bincount(self.actions.ravel(), minlength=self.arrays.action_mask.shape[-1]) / self.actions.size
-        )
+        shares, greedy = self._shares(self.actions), self._shares(self.greedy_actions)
+        sizes = {name: float(np.abs(values).mean()) for name, values in self.terms.items()}
+        total = sum(sizes.values())
         return {
             "reward_mean": float(self.rewards.mean()),
             "reward_raw_mean": float(raw.mean()),
@@ -97,12 +99,40 @@ class Buffers:
             "reward_zero_frac": float((raw == 0).mean()),
             "reward_clipped_frac": float(self.is_flat.mean()),
             **{f"reward/{name}": float(values.mean()) for name, values in self.terms.items()},
-            "invalid_frac": float(1.0 - legal.mean()),
+            **{f"reward_share/{name}": size / total for name, size in sizes.items() if total > 0},
+            **self._legality(),
             "noop_frac": float(shares[0]),
             "action_frac_max": float(shares[1:].max()),
             "action_frac_min": float(shares[1:].min()),
+            "greedy_frac_max": float(greedy[1:].max()),
+            "greedy_noop_frac": float(greedy[0]),
             "elapsed_mean_s": float(self.elapsed_s.mean()),
         }
+
+    def _shares(self, actions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[A] how often each action stands in actions [T, N]."""
+        return np.bincount(actions.ravel(), minlength=self.arrays.action_mask.shape[-1]) / actions.size
+
+    def _legality(self) -> dict[str, float]:
+        """How many actions were illegal, and how many of those a mask one step off explains.
+
+        Whoever acts by the mask of the step before does what was legal then; an environment that shows its
+        mask a step late shows one step later that it was not.
+        """
+        masks = self.arrays.action_mask
+
+        def allows(mask: NDArray[np.bool_], actions: NDArray[np.int64]) -> NDArray[np.bool_]:
+            return np.take_along_axis(mask, actions[..., None], axis=-1)[..., 0]
+
+        is_shown = allows(masks[:-1], self.actions)
+        is_illegal = self.is_illegal | ~is_shown
+        metrics = {"invalid_frac": float(is_illegal.mean())}
+        if is_illegal.any():
+            was_legal = allows(masks[:-2], self.actions[1:]) & ~self.is_start[1:-1]
+            turns_illegal = ~allows(masks[2:], self.actions[1:]) & ~self.is_start[2:]
+            is_late = is_illegal[1:] & np.where(is_shown[1:], turns_illegal, was_legal)
+            metrics["invalid_late_frac"] = float(is_late.sum() / is_illegal.sum())
+        return metrics
 
 
 def episode_metrics(episodes: list[Episode], groups: tuple[str, ...]) -> dict[str, float]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,7 +43,18 @@ FIRST_COLUMNS = (
     "grad_norm",
 )
 
+NEWS = "news.txt"
+
 Row = Mapping[str, float]
+
+
+_RIVAL = re.compile(r"eval_(?!mean_|(?:min_|max_)?block)(.+)_return")
+
+
+def rival_of(column: str) -> str | None:
+    """The heuristic whose return a column has: `random` of `eval_random_return`; None of other columns."""
+    match = _RIVAL.fullmatch(column)
+    return match[1] if match else None
 
 
 class CsvLog:
@@ -84,20 +96,49 @@ def _text(value: float) -> str:
     return str(int(value)) if float(value).is_integer() else f"{value:.7g}"
 
 
+class NewsLog:
+    """Interventions and alerts as they were said, a line each; a line begins with `update <number>:`."""
+
+    def __init__(self, path: Path, last_update: int) -> None:
+        """Lines after `last_update` go: a resumed run will write them again."""
+        self.path = path
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and update_of(line) <= last_update]
+            replace_file(path, "".join(kept).encode())
+
+    def append(self, news: Sequence[object]) -> None:
+        if news:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.writelines(f"{item}\n" for item in news)
+
+
+def update_of(line: str) -> int:
+    """Of a line of news; 0 where it does not say."""
+    match = re.match(r"update (\d+):", line)
+    return int(match[1]) if match else 0
+
+
 class Curves:
-    """progress.csv and tensorboard/ of a run directory."""
+    """progress.csv, news.txt and tensorboard/ of a run directory."""
 
     def __init__(self, folder: Path, last_update: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
         self._csv = CsvLog(folder / "progress.csv", last_update)
+        self._news = NewsLog(folder / NEWS, last_update)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=last_update + 1)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: Row, news: Sequence[object] = ()) -> None:
         self._csv.append(row)
+        self._news.append(news)
         for name, value in row.items():
             if name != "update":
                 self._board.add_scalar(name, value, int(row["update"]))
+
+    def tell(self, news: Sequence[object]) -> None:
+        """News of a row that is already written."""
+        self._news.append(news)
 
     def close(self) -> None:
         self._board.close()

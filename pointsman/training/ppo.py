@@ -214,6 +214,7 @@ def update(
     return {
         **_summary(history),
         "explained_variance": explained_variance(batch.old_values, batch.returns),
+        "advantage_std": float(batch.advantages.double().std(correction=0)),
         "grad_norm": sum(norms) / max(len(norms), 1),
         "early_stop": float(stop == "kl"),
         "entropy_stop": float(stop == "entropy"),

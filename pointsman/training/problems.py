@@ -4,6 +4,15 @@
     make_env(spec, num_envs)    N environments that step together, an `EntityEnv`
     make_evaluate(spec)         how good a policy is, on fixed seeds beside baselines: an `Evaluate`
 
+And a fourth, where policies are judged by returns (routing has latencies instead): what `pointsman evaluate`
+and `compare` play. A checkpoint whose metadata has a section `env` is judged there.
+
+    make_judge(spec)            a `Judge`
+
+And a fifth, for what `pointsman report` shows of a run; without it, its evaluations:
+
+    appraise(section, run, …)   an `Appraise` of report/appraisal.py
+
 An evaluation returns metrics named `eval_*`. `eval_score` (higher is better) chooses the best checkpoint;
 `eval_baseline_score`, if there is one, is what a run must not fall behind.
 """
@@ -16,10 +25,12 @@ from typing import Any, NamedTuple
 
 from pointsman.envs.entity import EntityEnv
 from pointsman.errors import InputError
+from pointsman.evaluation.returns import Judge
 from pointsman.policies.checkpoint import Checkpoint
 from pointsman.spec import Spec, parse_spec
 
 Evaluate = Callable[[Checkpoint], dict[str, float]]
+MODULE_PARTS = ("EnvSpec", "make_env", "make_evaluate", "make_judge", "appraise")
 
 
 class Problem(NamedTuple):
@@ -28,6 +39,9 @@ class Problem(NamedTuple):
     env_spec: str
     make_env: str
     make_evaluate: str
+    make_judge: str = ""
+    appraise: str = ""
+    preset: str = ""  # what `pointsman train --env` takes
 
 
 PROBLEMS = {
@@ -35,7 +49,17 @@ PROBLEMS = {
         "pointsman.envs.routing:RoutingSpec",
         "pointsman.envs.routing:make_env",
         "pointsman.evaluation.routing:make_evaluate",
-    )
+        appraise="pointsman.report.routing:appraise",
+        preset="quick",
+    ),
+    "jobs": Problem(
+        "pointsman.envs.jobs:JobsSpec",
+        "pointsman.envs.jobs:make_env",
+        "pointsman.evaluation.jobs:make_evaluate",
+        "pointsman.evaluation.jobs:make_judge",
+        "pointsman.report.returns_page:appraise",
+        preset="jobs",
+    ),
 }
 
 
@@ -48,6 +72,19 @@ def make_env(section: Mapping[str, Any], num_envs: int) -> EntityEnv:
 def make_evaluate(section: Mapping[str, Any]) -> Evaluate:
     evaluate: Evaluate = _import(section, "make_evaluate")(env_spec(section))
     return evaluate
+
+
+def make_judge(section: Mapping[str, Any]) -> Judge:
+    judge: Judge = _import(section, "make_judge")(env_spec(section))
+    return judge
+
+
+def find_appraise(section: Mapping[str, Any]) -> Any:
+    """An `Appraise`; None where the problem has none."""
+    env_spec(section)  # refuses what is none of ours, and what cannot be imported
+    problem = PROBLEMS.get(section["kind"])
+    has_it = problem.appraise if problem else hasattr(importlib.import_module(section["kind"]), "appraise")
+    return _import(section, "appraise") if has_it else None
 
 
 def env_spec(section: Mapping[str, Any]) -> Spec:
@@ -68,8 +105,10 @@ def _import(section: Mapping[str, Any], part: str) -> Any:
     problem = PROBLEMS.get(kind)
     if problem is None and "." not in kind:
         raise InputError("env.kind", kind, "unknown kind", _kinds())
-    problem = problem or Problem(f"{kind}:EnvSpec", f"{kind}:make_env", f"{kind}:make_evaluate")
+    problem = problem or Problem(*(f"{kind}:{name}" for name in MODULE_PARTS))
     module, _, name = getattr(problem, part).partition(":")
+    if not module:
+        raise InputError("env.kind", kind, "is judged by latencies", "use `pointsman compare` without --env")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

@@ -4,7 +4,9 @@ config.yaml                         resolved: all defaults, all overrides
 schema.json                         what every number of an observation means
 meta.json                           versions, seed, the commands that made it
 progress.csv, tensorboard/          the curves, one row an update
-evaluation.json                     the last evaluation, the best, and how the warm start went
+news.txt                            interventions and alerts, a line each, if there were any
+evaluation.json                     the evaluations: first, best, last; and how the warm start went
+stopped.json                        why the run ended by itself before its end, if it did
 headroom.json                       what heuristics earn of the reward, looked at before training
 checkpoints/last.safetensors        the policy at the last checkpoint
 checkpoints/best.safetensors        the policy with the highest eval_score
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from pointsman.diagnosis.live import Watch
 from pointsman.errors import InputError
 from pointsman.policies.checkpoint import Checkpoint, replace_file, save_checkpoint, space_to_json
 from pointsman.report.files import output_dir
@@ -163,12 +166,14 @@ class Run:
         self._digest = hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16]
         values: dict[str, Any] = {} if state is None else state.values["run"]
         self._started = time.monotonic() - values.get("elapsed_s", 0.0)
+        self.first: dict[str, float] = values.get("first", {})
         self.best: dict[str, float] = values.get("best", {})
         self.last: dict[str, float] = values.get("last", {})
         self._warm_start: dict[str, float] = values.get("warm_start", {})
         self._first_update = 0 if state is None else state.values["num_updates"]
         self._headroom: Headroom | None = None
         self._curves: Curves | None = None
+        self._watch = Watch(folder, severities=("bad",))
         self._is_described = False
         self._outlook = Outlook(0.0, False)
         show.begin(config, folder, self._first_update)
@@ -211,19 +216,38 @@ class Run:
         if metrics.get("eval_score", -math.inf) > self.best.get("eval_score", -math.inf):
             self.best = self.last
             self._save_policy("best", checkpoint, metrics)
-        self._write("evaluation.json", self._evaluations())
         if checkpoint.metadata["update"] == 0:
+            self.first = self.last
             self.show.first_evaluation(metrics)
+        self._write("evaluation.json", self._evaluations())
         return {**metrics, "time/eval_s": time.perf_counter() - started}
 
     def record(self, row: dict[str, float], news: Sequence[Event | Alert]) -> None:
-        if self._curves is None:
-            self._curves = Curves(self.folder, self._first_update)
-        row = {**row, "elapsed_s": self.elapsed_s()}
-        self._curves.append(row)
+        row = self._append(row, news)
         self.show.row(row)
         for item in news:
             self.show.news(item)
+        if "eval_score" in row:
+            self._tell_findings(int(row["update"]))
+
+    def failed(self, row: dict[str, float], error: Exception) -> None:
+        self._append(row)
+        self._write(
+            "stopped.json", {"update": row["update"], "error": type(error).__name__, "why": str(error)}
+        )
+        self._tell_findings(int(row["update"]))
+
+    def _tell_findings(self, update: int) -> None:
+        """What the curves so far say is bad; each finding once."""
+        assert self._curves is not None
+        try:
+            found = self._watch.news(self._watch.read())
+            alerts = [Alert(update, finding.name, str(finding)) for finding in found]
+        except Exception as error:  # who watches a run must not be the one to end it
+            alerts = [Alert(update, "diagnosis", f"the diagnosis failed: {error!r}")]
+        self._curves.tell(alerts)
+        for alert in alerts:
+            self.show.news(alert)
 
     def save(self, state: TrainerState, checkpoint: Checkpoint) -> None:
         update = state.values["num_updates"]
@@ -242,8 +266,16 @@ class Run:
         if self._curves is not None:
             self._curves.close()
 
+    def _append(self, row: dict[str, float], news: Sequence[Event | Alert] = ()) -> dict[str, float]:
+        if self._curves is None:
+            self._curves = Curves(self.folder, self._first_update)
+            self._watch.skip()  # what was found before a resume has been told
+        row = {**row, "elapsed_s": self.elapsed_s()}
+        self._curves.append(row, news)
+        return row
+
     def _evaluations(self) -> dict[str, dict[str, float]]:
-        return {"best": self.best, "last": self.last, "warm_start": self._warm_start}
+        return {"first": self.first, "best": self.best, "last": self.last, "warm_start": self._warm_start}
 
     def _save_policy(self, name: str, checkpoint: Checkpoint, metrics: dict[str, float]) -> None:
         metadata = {**checkpoint.metadata, "config_digest": self._digest, "metrics": metrics}
@@ -258,6 +290,7 @@ class Run:
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         for unfinished in self.folder.rglob(".*.part"):  # of a run that was killed
             unfinished.unlink()
+        (self.folder / "stopped.json").unlink(missing_ok=True)
         text = to_yaml(self.config)
         replace_file(self.folder / "config.yaml", text.encode())
         self._write("schema.json", space_to_json(checkpoint.space))

@@ -34,12 +34,12 @@ from pointsman.training.losses import sample
 from pointsman.training.minibatches import Batch
 from pointsman.training.networks import PolicyNetwork, TensorObservation, build_network
 from pointsman.training.normalisers import RewardScale
-from pointsman.training.ppo import Knobs, make_optimizer
+from pointsman.training.ppo import DivergedError, Knobs, RatioError, make_optimizer
 from pointsman.training.ppo import update as ppo_update
 from pointsman.training.problems import make_env
-from pointsman.training.ranks import Ranks
+from pointsman.training.ranks import RankError, Ranks
 from pointsman.training.recorded import RecordedEnv
-from pointsman.training.safety import Alert, Monitor
+from pointsman.training.safety import Alert, Monitor, SafetyError
 from pointsman.training.state import TrainerState, restore, save
 from pointsman.training.warm_start import Teachers, warm_start
 
@@ -135,6 +135,7 @@ class Trainer:
             logits, state = self.network.act(seen, self.state)
             actions, logp = sample(logits, knobs.temperature, knobs.epsilon, seen.action_mask, self.generator)
             buffers.actions[t], buffers.logp[t] = actions.numpy(), logp.numpy()
+            buffers.greedy_actions[t] = logits.argmax(-1).numpy()
             acted = clock()
             advice = self.teachers.advise(self.env.env) if knobs.imitation_coef > 0 else None
             step = self.env.step(buffers.actions[t])
@@ -318,6 +319,10 @@ class Host(Protocol):
         """Log the metrics of an update, and what was done about them."""
         ...
 
+    def failed(self, row: dict[str, float], error: Exception) -> None:
+        """The run ends here: what is known of the update, and why."""
+        ...
+
     def save(self, state: TrainerState, checkpoint: Checkpoint) -> None: ...
 
 
@@ -342,24 +347,29 @@ def train(
     outlook = ranks.from_first(_outlook(trainer, host))
     while not outlook.is_over:
         fraction_done = outlook.fraction_done
-        metrics, news = trainer.step(fraction_done)
         row = {
-            "update": trainer.num_updates,
-            "timesteps": trainer.num_decisions,
+            "update": trainer.num_updates + 1,
+            "timesteps": trainer.num_decisions + run.steps_per_update,
             "fraction_done": fraction_done,
         }
-        row |= metrics
-        outlook = ranks.from_first(_outlook(trainer, host))
-        if trainer.num_updates % run.evaluate_every == 0 or outlook.fraction_done >= 1.0:
-            found = ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {})
-            trainer.evaluation = found
-            row |= found
-            if "eval_score" in found:
-                baseline = found.get("eval_baseline_score")
-                news += trainer.exploration.after_evaluation(
-                    trainer.num_updates, found["eval_score"], baseline
-                )
-        alerts = trainer.monitor.check(row, fraction_done)
+        try:
+            metrics, news = trainer.step(fraction_done)
+            row |= metrics
+            outlook = ranks.from_first(_outlook(trainer, host))
+            if trainer.num_updates % run.evaluate_every == 0 or outlook.fraction_done >= 1.0:
+                found = ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {})
+                trainer.evaluation = found
+                row |= found
+                if "eval_score" in found:
+                    baseline = found.get("eval_baseline_score")
+                    news += trainer.exploration.after_evaluation(
+                        trainer.num_updates, found["eval_score"], baseline
+                    )
+            alerts = trainer.monitor.check(row, fraction_done)
+        except (DivergedError, RatioError, RankError, SafetyError) as error:
+            if host:
+                host.failed(trainer.buffers.metrics() | row, error)
+            raise
         row |= {"interventions": len(news), "alerts": len(alerts)} | trainer.monitor.metrics()
         if host:
             host.record(row, [*news, *alerts])

@@ -33,7 +33,7 @@ from pointsman.workload.workload import NO_SESSION, Workload
 _UNITS_PER_S: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _SESSION_COLUMNS = ("session_id", "session", "Session ID")
 _MAX_TOKENS = np.iinfo(np.int32).max
-_FIX_ROW = "correct or remove the row"
+FIX_ROW = "correct or remove the row"
 _FIX_LENGTH = "correct or remove the row, or set workload.max_tokens to lift 0 to 1 as Vidur does"
 _MAP_COLUMNS = "map the columns with columns: {arrived_at: …, num_prefill_tokens: …, num_decode_tokens: …}"
 
@@ -130,15 +130,15 @@ def _session_column(source: TraceSource, form: _Format) -> str | None:
 def _seconds(table: RawTable, form: _Format) -> NDArray[np.float64]:
     column = form.columns.arrived_at
     values = table.frame[column]
-    if _is_calendar(values):
+    if is_calendar(values):
         return _calendar_seconds(table, column)
-    numbers = _numbers(table, column)
-    table.reject(column, numbers < 0, "a negative time", _FIX_ROW)
+    numbers = read_numbers(table, column)
+    table.reject(column, numbers < 0, "a negative time", FIX_ROW)
     # Polars multiplies by the reciprocal, which is not exact.
     return numbers.to_numpy() / _UNITS_PER_S[form.time_unit]
 
 
-def _is_calendar(values: pl.Series) -> bool:
+def is_calendar(values: pl.Series) -> bool:
     if values.dtype == pl.String:
         first = values.drop_nulls().head(1).str.strip_chars()
         return first.str.contains(r"^\d{4}-\d\d-\d\d[ T]").any()
@@ -147,6 +147,12 @@ def _is_calendar(values: pl.Series) -> bool:
 
 def _calendar_seconds(table: RawTable, column: str) -> NDArray[np.float64]:
     """Seconds since the first of the calendar times, exact to the nanosecond."""
+    nanoseconds = read_calendar_ns(table, column)
+    return np.asarray((nanoseconds - nanoseconds.min()) / _UNITS_PER_S["ns"])
+
+
+def read_calendar_ns(table: RawTable, column: str) -> NDArray[np.int64]:
+    """Nanoseconds since 1970."""
     values = table.frame[column]
     if values.dtype == pl.String:
         text = values.str.strip_chars().str.replace("T", " ").str.replace("Z$", "+00:00")
@@ -156,30 +162,29 @@ def _calendar_seconds(table: RawTable, column: str) -> NDArray[np.float64]:
     else:
         stamps = values.cast(pl.Datetime("ns"), strict=False)
     table.reject(column, stamps.is_null(), "not a date and time", "write it as 2023-11-16 18:15:46.6805900")
-    nanoseconds = stamps.to_physical().to_numpy()
-    return np.asarray((nanoseconds - nanoseconds.min()) / _UNITS_PER_S["ns"])
+    return np.asarray(stamps.to_physical().to_numpy())
 
 
-def _numbers(table: RawTable, column: str) -> pl.Series:
+def read_numbers(table: RawTable, column: str) -> pl.Series:
     values = table.frame[column]
     is_missing = values.is_null()
     if values.dtype == pl.String:
         values = values.str.strip_chars()
         is_missing |= values == ""
-    table.reject(column, is_missing.fill_null(True), "no value", _FIX_ROW)
+    table.reject(column, is_missing.fill_null(True), "no value", FIX_ROW)
     if values.dtype != pl.String and not values.dtype.is_numeric():
-        table.reject(column, values.is_not_null(), "not a number", _FIX_ROW)
+        table.reject(column, values.is_not_null(), "not a number", FIX_ROW)
     numbers = values.cast(pl.Float64, strict=False)
-    table.reject(column, numbers.is_null(), "not a number", _FIX_ROW)
-    table.reject(column, ~numbers.is_finite(), "not a finite number", _FIX_ROW)
+    table.reject(column, numbers.is_null(), "not a number", FIX_ROW)
+    table.reject(column, ~numbers.is_finite(), "not a finite number", FIX_ROW)
     return numbers
 
 
 def _token_counts(table: RawTable, column: str, min_tokens: int) -> NDArray[np.int32]:
-    numbers = _numbers(table, column)
+    numbers = read_numbers(table, column)
     table.reject(column, numbers < min_tokens, f"fewer than {min_tokens} tokens", _FIX_LENGTH)
-    table.reject(column, numbers > _MAX_TOKENS, "more tokens than any model takes", _FIX_ROW)
-    table.reject(column, numbers != numbers.floor(), "not a whole number of tokens", _FIX_ROW)
+    table.reject(column, numbers > _MAX_TOKENS, "more tokens than any model takes", FIX_ROW)
+    table.reject(column, numbers != numbers.floor(), "not a whole number of tokens", FIX_ROW)
     return numbers.to_numpy().astype(np.int32)
 
 

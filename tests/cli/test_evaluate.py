@@ -30,7 +30,7 @@ def test_every_metric_against_every_other(cli: Cli, policy: Path) -> None:
     for text in (
         "tuned on steady-chat",
         "least-delay",
-        "hold-until-room",
+        "late-binding",
         "3 seeds (1000–1002)",
         "balanced = e2e + ",
     ):

@@ -51,7 +51,7 @@ def test_help_has_an_example(cli: Cli, command: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("simulat",), "Did you mean 'simulate'?"),
+        (("compar",), "Did you mean 'compare'?"),
         (("simulate", "--sett", "a=b"), "No such option: --sett"),
         (("simulate", "a.yaml", "b.yaml"), "b.yaml"),
     ],
@@ -91,7 +91,7 @@ def test_compilation_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_does_not_load_the_simulator() -> None:
     check = (
         "import sys\nfrom pointsman.cli.main import main\nmain(['--help'])\n"
-        "sys.exit(any(name in sys.modules for name in ('numba', 'numpy', 'polars', 'plotly', 'pydantic')))"
+        "sys.exit(any(name in sys.modules for name in ('numba', 'numpy', 'polars', 'resvg_py', 'pydantic')))"
     )
     subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True, capture_output=True)
 

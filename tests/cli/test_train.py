@@ -36,7 +36,7 @@ def test_train_says_how_it_goes_and_where_it_is(cli: Cli, config: Path) -> None:
     result = cli("train", config)
     assert result.status == 0
     assert result.out.splitlines()[0].startswith("trained     1,024 decisions, 2 updates in ")
-    assert "next        pointsman evaluate runs/fake-1" in result.out
+    assert "next        pointsman report runs/fake-1" in result.out
     lines = result.err.splitlines()
     assert "training in runs/fake-1: 1,024 decisions, 1 × 32 environments" in lines
     assert any(line.startswith("before training: score -0.") for line in lines)
@@ -103,7 +103,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cli: Cli, config: Path, tmp_path: Pa
         (["--resume", ".", "--seed", "1"], "--seed = '1': given beside --resume"),
         (["--resume", "."], "--resume = '.': is no run directory"),
         (["fake.yaml", "--preset", "quick"], "CONFIG = 'fake.yaml': given beside --preset"),
-        (["--preset", "nosuch"], "--preset = 'nosuch': no such preset; presets: generalist, quick"),
+        (["--preset", "nosuch"], "--preset = 'nosuch': no such preset; presets: generalist, jobs, quick"),
         (["nosuch.yaml"], "CONFIG = 'nosuch.yaml': no such file"),
         (["fake.yaml", "--set", "ppo.epochs=3"], "ppo.epochs = 3: unknown key; did you mean 'num_epochs'?"),
         (["fake.yaml", "--set", "env.kind=nosuch"], "env.kind = 'nosuch': unknown kind; kinds: routing"),

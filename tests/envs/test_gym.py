@@ -71,7 +71,7 @@ def test_an_observation_names_what_is_there_and_what_may_be_done() -> None:
     assert np.array_equal(env.action_masks(), seen["action_mask"])
     assert seen["action_mask"][5] == 0
     assert info["scenario"] == "steady-chat"
-    assert info["privileged"].shape == (len(env.routing.space.privileged_features),)
+    assert info["privileged"].shape == (len(env.entity_env.space.privileged_features),)
     assert "privileged" not in seen
 
 
@@ -153,8 +153,8 @@ def test_many_environments_do_what_one_does() -> None:
     env.reset(seed=3)
     envs.reset(seed=3)
     # The single environment draws its scenario before the seed of its episode: bring them together.
-    seen = env.routing.reset(7)
-    many = envs.routing.reset(7)
+    seen = env.entity_env.reset(7)
+    many = envs.entity_env.reset(7)
     assert np.array_equal(seen.entities, many.entities)
     for t in range(6):
         one, reward, _, truncated, info = env.step(np.int64(1 + t % 4))

@@ -71,11 +71,11 @@ def test_rollouts_cover_every_scenario_and_leave_padding_out() -> None:
     }
     accepting = [feature.name for feature in ENTITY_FEATURES].index("accepting")
     for one in recorded.values():
-        assert one.replicas.shape == (4 * 50, len(ENTITY_FEATURES))
-        assert (one.replicas[:, accepting] == 1).all()  # padding would be 0
+        assert one.entities.shape == (4 * 50, len(ENTITY_FEATURES))
+        assert (one.entities[:, accepting] == 1).all()  # padding would be 0
     speed = [feature.name for feature in ENTITY_FEATURES].index("speed")
-    assert len(np.unique(recorded["steady-chat"].replicas[:, speed])) == 1
-    assert len(np.unique(recorded["mixed-hardware"].replicas[:, speed])) == 2
+    assert len(np.unique(recorded["steady-chat"].entities[:, speed])) == 1
+    assert len(np.unique(recorded["mixed-hardware"].entities[:, speed])) == 2
 
 
 def test_policies_that_draw_or_take_turns_do_so() -> None:
@@ -85,7 +85,7 @@ def test_policies_that_draw_or_take_turns_do_so() -> None:
         {"teachers": policies, "max_replicas": 5, "warmup_requests": 10, "reward": {"scale": "none"}}
     )
     env = RoutingEnv(spec, 3)
-    drivers = Drivers(env, policies, 0)
+    drivers = Drivers(env, kinds, 0)
     seen = env.reset(0)
     actions = []
     for _ in range(24):

@@ -7,6 +7,7 @@ import pytest
 
 from pointsman.report.comparison import ComparisonReport
 from pointsman.report.evaluation import EvaluationReport
+from pointsman.report.evaluation_page import write_evaluation
 
 from .factories import make_comparison
 
@@ -54,7 +55,7 @@ def test_more_is_better_for_some_metrics(report: EvaluationReport) -> None:
 
 
 def test_results_hold_every_pair(report: EvaluationReport, tmp_path: Path) -> None:
-    report.write(tmp_path)
+    write_evaluation(report, tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["policy"] == "least-work"
     assert list(results["against"]) == report.against

@@ -177,5 +177,8 @@ class MemoryHost:
         self.rows.append(row)
         self.news.extend(news)
 
+    def failed(self, row: dict[str, float], error: Exception) -> None:
+        self.rows.append(row)
+
     def save(self, state: TrainerState, checkpoint: Checkpoint) -> None:
         self.states.append(state)

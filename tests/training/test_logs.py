@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pointsman.training.logs import FIRST_COLUMNS, CsvLog, Curves
+from pointsman.training.logs import FIRST_COLUMNS, NEWS, CsvLog, Curves, update_of
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -66,3 +66,18 @@ def test_tensorboard_has_the_same_names_and_numbers(tmp_path: Path) -> None:
     assert set(board.Tags()["scalars"]) == {"timesteps", "reward/age", "eval_score"}
     points = [(event.step, event.value) for event in board.Scalars("reward/age")]
     assert points == [(1, -0.5), (2, -0.25)]
+
+
+def test_news_are_kept_as_they_were_said(tmp_path: Path) -> None:
+    with Curves(tmp_path, last_update=0) as curves:
+        curves.append({"update": 1, "x": 1.0})
+        assert not (tmp_path / NEWS).exists()
+        curves.append({"update": 2, "x": 1.0}, ["update 2: KL too high", "update 2: temperature 1 → 2"])
+        curves.append({"update": 5, "x": 1.0}, ["update 5: behind"])
+    with (tmp_path / NEWS).open("a", encoding="utf-8") as file:
+        file.write("update 3: cut o")
+    with Curves(tmp_path, last_update=4) as curves:
+        curves.append({"update": 5, "x": 1.0}, ["update 5: ahead"])
+    lines = (tmp_path / NEWS).read_text(encoding="utf-8").splitlines()
+    assert lines == ["update 2: KL too high", "update 2: temperature 1 → 2", "update 5: ahead"]
+    assert [update_of(line) for line in (*lines, "update", "")] == [2, 2, 5, 0, 0]

@@ -1,0 +1,153 @@
+"""`pointsman serve`: the router in front of OpenAI-compatible servers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pointsman.cli.console import say
+from pointsman.errors import InputError
+
+if TYPE_CHECKING:
+    from pointsman.router.config import Settings
+    from pointsman.router.discovery import Source
+
+BACKEND_KEY = "POINTSMAN_BACKEND_KEY"
+
+
+def serve(
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="POLICY", help="A heuristic, `default`, or a path.")
+    ] = "default",
+    backends: Annotated[
+        Path | None,
+        typer.Option("--backends", metavar="FILE.yaml", help="Servers in a file, read again as it changes."),
+    ] = None,
+    dns: Annotated[
+        str | None,
+        typer.Option("--dns", metavar="URL", help="All addresses of the host are servers; resolved again."),
+    ] = None,
+    kubernetes: Annotated[
+        str | None,
+        typer.Option("--kubernetes", metavar="[NAMESPACE/]SERVICE[:PORT]", help="Its ready endpoints."),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0 = any free one.")] = 8080,
+    admin_host: Annotated[str, typer.Option("--admin-host", help="Of the admin API.")] = "127.0.0.1",
+    admin_port: Annotated[int, typer.Option("--admin-port", help="0 = any free one.")] = 8081,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-keys", metavar="FILE", help="Keys of clients, one a line; or $POINTSMAN_API_KEYS."
+        ),
+    ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option("--shadow", metavar="POLICY", help="Count what this policy would have done."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", metavar="FILE.jsonl", help="Write anonymised traffic, to simulate and train with."
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any setting, e.g. holding.max_held=200; see --settings."
+        ),
+    ] = None,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Print all settings with their defaults, and exit.")
+    ] = False,
+    is_quiet: Annotated[bool, typer.Option("--quiet", help="No log line a request, only events.")] = False,
+) -> None:
+    """Route OpenAI requests to several servers (vLLM or alike) by a policy.
+
+    Clients use http://HOST:PORT/v1; /health and /metrics are the router's own. A JSON line a request goes to
+    stderr, without prompts. SIGTERM or Ctrl-C finish what has begun. $POINTSMAN_BACKEND_KEY is the key that
+    the servers want, if any.
+
+    Example: pointsman serve --policy default --backend http://a:8000 --backend http://b:8000
+    """
+    try:
+        import uvloop
+
+        from pointsman.router.main import Options, serve_forever
+    except ImportError as error:
+        raise InputError("serve", error.name, "is not installed", "pip install 'pointsman[serve]'") from None
+
+    parsed = _settings(overrides or [])
+    if settings:
+        _print_settings(parsed)
+        return
+    options = Options(
+        backends=backend or [],
+        source=_source(backends, dns, kubernetes),
+        policy=policy,
+        shadow=shadow,
+        host=host,
+        port=port,
+        admin_host=admin_host,
+        admin_port=admin_port,
+        api_keys=api_keys,
+        backend_key=os.environ.get(BACKEND_KEY),
+        record=record,
+        logs_requests=not is_quiet,
+        settings=parsed,
+    )
+    if not options.backends and options.source is None:
+        raise InputError(
+            "--backend", None, "no server is named", "give --backend, --backends, --dns or --kubernetes"
+        )
+    uvloop.run(serve_forever(options, say, sys.stderr))
+
+
+def _settings(overrides: list[str]) -> Settings:
+    from pointsman.router.config import Settings
+    from pointsman.spec import apply_override, parse_spec
+
+    data: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(data, override, "holding.max_held=200")
+    return parse_spec(Settings, data)
+
+
+def _source(file: Path | None, dns: str | None, kubernetes: str | None) -> Source | None:
+    from pointsman.router.discovery import DnsSource, FileSource, KubernetesSource
+
+    given = [
+        name for name, value in (("--backends", file), ("--dns", dns), ("--kubernetes", kubernetes)) if value
+    ]
+    if len(given) > 1:
+        raise InputError(
+            given[1], file or dns or kubernetes, f"given beside {given[0]}", "name one of the two"
+        )
+    if file is not None:
+        return FileSource(file)
+    if dns is not None:
+        return DnsSource(dns)
+    return KubernetesSource(kubernetes) if kubernetes is not None else None
+
+
+def _print_settings(settings: Settings) -> None:
+    from pointsman.cli.console import stdout
+    from pointsman.cli.lists import plain_table
+    from pointsman.spec import Spec
+
+    table = plain_table("setting", "value", "what")
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if isinstance(value, Spec):
+            for inner, inner_field in type(value).model_fields.items():
+                table.add_row(f"{name}.{inner}", str(getattr(value, inner)), inner_field.description)
+        else:
+            table.add_row(name, str(value), field.description)
+    stdout().print(table)

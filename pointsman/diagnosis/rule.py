@@ -1,0 +1,68 @@
+"""What a rule is made of: what it needs, a function that looks, and what to say about what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pointsman.diagnosis.curves import RunLog
+
+Severity = Literal["bad", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("bad", "warning", "note")
+
+
+class Evidence(NamedTuple):
+    """That a rule applies."""
+
+    severity: Severity
+    text: str  # the figures in words
+    figures: Mapping[str, float]
+    column: str  # to draw
+    began_at: float | None = None  # on the log's x axis; None: from the start
+
+
+class Margin(NamedTuple):
+    """That it does not, and how far it is from it."""
+
+    what: str
+    value: float
+    limit: float
+    trouble: Literal["above", "below"] = "above"  # the limit
+
+
+Looked = Evidence | Margin | None  # None: nothing to say
+
+
+class Knob(NamedTuple):
+    name: str  # as anybody would call it
+    turn: str  # which way
+    key: str = ""  # ours, in the configuration
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`needs` names columns (`a|b`: one of the two), `score`, or a part of a run directory, `config` say."""
+
+    name: str
+    title: str
+    needs: tuple[str, ...]
+    look: Callable[[RunLog], Looked]
+    cause: str
+    check: str
+    knobs: tuple[Knob, ...] = ()
+    min_rows: int = 8
+    from_fraction: float = 0.0  # of the run: before, it is too early to tell
+
+
+LOWER_LR = Knob("learning rate", "lower", "ppo.learning_rate")
+RAISE_LR = Knob("learning rate", "raise", "ppo.learning_rate")
+FEWER_EPOCHS = Knob("epochs per update", "fewer", "ppo.num_epochs")
+MORE_EPOCHS = Knob("epochs per update", "more", "ppo.num_epochs")
+LOWER_CLIP = Knob("ratio clip", "lower", "ppo.clip_ratio")
+LOWER_TARGET_KL = Knob("target KL", "lower", "ppo.target_kl")
+LARGER_BATCH = Knob("decisions per update", "more", "run.num_envs, run.rollout_steps")
+RAISE_ENTROPY = Knob("entropy coefficient", "raise", "exploration.entropy_coef")
+LOWER_ENTROPY = Knob("entropy coefficient", "lower", "exploration.entropy_coef")
+LOWER_TEMPERATURE = Knob("temperature", "lower, to 1", "exploration.temperature")
+RAISE_VALUE_COEF = Knob("value coefficient", "raise", "ppo.value_coef")

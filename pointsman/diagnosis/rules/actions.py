@@ -1,0 +1,192 @@
+"""What the policy does: the same thing always, nothing at all, anything at random."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pointsman.diagnosis.curves import RunLog, Series
+from pointsman.diagnosis.measures import (
+    COLLAPSED,
+    SLIGHTLY_LOST,
+    Progress,
+    first_x,
+    progress,
+    rise,
+    running_median,
+    since,
+    training_return,
+)
+from pointsman.diagnosis.names import FROM_START
+from pointsman.diagnosis.rule import (
+    LOWER_ENTROPY,
+    LOWER_LR,
+    LOWER_TEMPERATURE,
+    RAISE_ENTROPY,
+    RAISE_LR,
+    Evidence,
+    Knob,
+    Looked,
+    Margin,
+    Rule,
+    Severity,
+)
+
+NOOP_RISE = 0.1  # of all decisions
+NOOP_MUCH = 0.5
+NOOP_ALWAYS = 0.9
+ONE_ACTION = 0.8  # of what is not a no-op
+ONE_ACTION_RISE = 0.25
+UNIFORM = 0.95  # of the entropy of uniform actions
+FAR_COLLAPSED = 0.02
+
+
+def noop_collapse(log: RunLog) -> Looked:
+    names = [name for name in ("eval_noop_frac", "noop_frac", "greedy_noop_frac") if log.has(name)]
+    name = max(names, key=lambda one: _change(log.series(one)))
+    series, score = log.series(name), progress(log)
+    first, now = float(series.head(0.2).mean()), float(series.tail(0.2).mean())
+    has_risen = now - first > NOOP_RISE and rise(series) > 3 and now > NOOP_MUCH
+    if not has_risen and now < NOOP_ALWAYS:
+        return Margin(f"no-op share ({log.label(name)})", now, NOOP_ALWAYS)
+    text = f"{log.label(name)} is {now:.2f} ({first:.2f} at first)"
+    severity: Severity = "warning"
+    if score is not None:
+        if score.trouble or score.lost >= SLIGHTLY_LOST:
+            severity = "bad"
+            text += f", and {score.trouble or score.fall_text}"
+        elif now < NOOP_ALWAYS:
+            return None  # doing nothing pays here
+        else:
+            severity = "note"
+    began = since(series, series.y > (first + now) / 2)
+    return Evidence(severity, text, {name: now, "at_first": first}, name, began)
+
+
+def _change(series: Series) -> float:
+    return float(series.tail(0.2).mean() - series.head(0.2).mean())
+
+
+def one_action(log: RunLog) -> Looked:
+    noop = float(log.series("noop_frac").tail(0.5).mean()) if log.has("noop_frac") else 0.0
+
+    def often(name: str) -> float:
+        """Its share in the fifth of the updates where it is largest: masks may forbid what is full."""
+        return float(np.quantile(log.series(name).tail(0.5), 0.8)) / max(1.0 - noop, 0.01)
+
+    name = max((one for one in ("action_frac_max", "greedy_frac_max") if log.has(one)), key=often)
+    series, score, now = log.series(name), progress(log), min(often(name), 1.0)
+    at_first = float(series.y[0])
+    what = "arg-max" if name.startswith("greedy") else "sampled"
+    if now < ONE_ACTION or now - at_first < ONE_ACTION_RISE:
+        return Margin(f"share of the most chosen entity ({what})", now, ONE_ACTION)
+    trouble = score.trouble if score else ""
+    text = f"one entity gets {now:.0%} of the {what} actions in the worst fifth of the updates "
+    text += f"({at_first:.0%} at first)" + (f"; {trouble}" if trouble else "")
+    severity: Severity = "bad" if trouble else "warning"
+    return Evidence(severity, text, {name: now}, name, first_x(series, series.y > ONE_ACTION * (1.0 - noop)))
+
+
+def stuck_at_uniform(log: RunLog) -> Looked:
+    entropy, score = log.series("entropy_frac"), progress(log)
+    now = float(np.median(entropy.tail(0.5)))
+    if now < UNIFORM:
+        return Margin(f"entropy, as a share of {_highest(log)}", now, UNIFORM)
+    earned = training_return(log)
+    has_learned = rise(earned) > 3 and (score is None or not score.trouble)
+    text = f"entropy is still {now:.1%} of {_highest(log)}"
+    if not has_learned:
+        text += f", and {_earned(earned)}"
+    severity: Severity = "warning" if has_learned else "bad"
+    return Evidence(severity, text, {"entropy_frac": now}, "entropy_frac")
+
+
+def _earned(earned: Series) -> str:
+    if not len(earned):
+        return "the return is not known"
+    first, last = earned.head(0.2).mean(), earned.tail(0.2).mean()
+    return f"what it earns in training did not rise ({first:.3g} at first, {last:.3g} now)"
+
+
+def _highest(log: RunLog) -> str:
+    return (
+        "what it was at first" if log.names.get("entropy_frac") == FROM_START else "that of uniform actions"
+    )
+
+
+def entropy_collapse(log: RunLog) -> Looked:
+    entropy, score = log.series("entropy_frac"), progress(log)
+    assert score is not None
+    now = float(np.median(entropy.tail(0.3)))
+    if now > COLLAPSED:
+        return Margin(f"entropy, as a share of {_highest(log)}", now, COLLAPSED, "below")
+    text = f"entropy is {now:.2%} of {_highest(log)}"
+    severity: Severity = "bad" if now < FAR_COLLAPSED or score.is_behind else "warning"
+    if not score.trouble:
+        severity = "warning"
+        if not _is_over_early(entropy, score):
+            return None  # sure of itself, and right
+        text += f", and {score.label} has gained nothing since"
+    else:
+        text += f", and {score.trouble}"
+    began = since(entropy, entropy.y < COLLAPSED)
+    return Evidence(severity, text, {"entropy_frac": now}, "entropy_frac", began)
+
+
+def _is_over_early(entropy: Series, score: Progress) -> bool:
+    """Exploration ended in the first half of the run, and the score stayed where it was then."""
+    began = since(entropy, running_median(entropy.y, 5) < FAR_COLLAPSED)
+    if began is None or began > entropy.x[0] + 0.5 * (entropy.x[-1] - entropy.x[0]):
+        return False
+    before = score.smooth[score.series.x <= began]
+    return len(before) > 0 and score.best - before.max() < SLIGHTLY_LOST * score.unit
+
+
+COLLAPSE_RULES = (
+    Rule(
+        "noop-collapse",
+        "No-op collapse",
+        ("eval_noop_frac|noop_frac|greedy_noop_frac",),
+        noop_collapse,
+        "doing nothing is safe, or even earns something, under this reward; or the network leans to action 0",
+        "what a policy that always does nothing earns, against random legal actions",
+        (
+            Knob("the reward of doing nothing", "lower", "env.reward"),
+            RAISE_ENTROPY,
+            Knob("when doing nothing is legal", "restrict", "env.hold"),
+        ),
+    ),
+    Rule(
+        "one-entity-collapse",
+        "One-entity collapse",
+        ("action_frac_max|greedy_frac_max",),
+        one_action,
+        "the reward or the features favour one entity by its place, or an arg-max of next to nothing decides",
+        "whether relabelling the entities relabels the actions; the reward of a policy that always picks one",
+        (
+            Knob("network", "one that treats entities alike", "network.kind"),
+            RAISE_ENTROPY,
+        ),
+    ),
+)
+
+ENTROPY_RULES = (
+    Rule(
+        "stuck-at-uniform",
+        "Stuck at uniform",
+        ("entropy_frac",),
+        stuck_at_uniform,
+        "the entropy bonus or the temperature outweighs the advantages, or there is nothing to learn from",
+        "entropy coefficient times entropy against the size of pg_loss",
+        (LOWER_ENTROPY, LOWER_TEMPERATURE, RAISE_LR),
+        from_fraction=0.5,
+    ),
+    Rule(
+        "entropy-collapse",
+        "Entropy collapse",
+        ("entropy_frac", "score"),
+        entropy_collapse,
+        "the policy became sure before it was right: too little entropy bonus, or steps that are too large",
+        "the entropy coefficient and its sign; which actions are left",
+        (RAISE_ENTROPY, Knob("target entropy", "set", "exploration.target"), LOWER_LR),
+    ),
+)

@@ -1,0 +1,218 @@
+"""The shape of the score: drifting away, up and down, better on average but not everywhere, best long ago."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pointsman.diagnosis.curves import RunLog
+from pointsman.diagnosis.measures import (
+    LOST,
+    MOSTLY_LOST,
+    SLIGHTLY_LOST,
+    has_kl_spike,
+    noise,
+    progress,
+)
+from pointsman.diagnosis.rule import (
+    FEWER_EPOCHS,
+    LARGER_BATCH,
+    LOWER_CLIP,
+    LOWER_LR,
+    Evidence,
+    Knob,
+    Looked,
+    Margin,
+    Rule,
+    Severity,
+)
+
+SWING = 0.25  # of the gain, from one evaluation to the next
+TURNS = 0.55  # of the evaluations; two of three are what chance gives
+JUMP = 1.05  # of temperature or entropy coefficient: an intervention
+RESPONSE_ROWS = 8
+
+
+def slow_drift(log: RunLog) -> Looked:
+    score, kl = progress(log), log.series("approx_kl_mean")
+    assert score is not None
+    if score.lost < SLIGHTLY_LOST:
+        return Margin(
+            "lost since the best evaluation, of what was gained",
+            max(score.lost, 0.0),
+            LOST,
+        )
+    around = kl.between(score.best_x, float(score.series.x[-1]))
+    if not len(around) or has_kl_spike(log, score.best_x, float(score.series.x[-1])):
+        return None  # overshoot
+    text = f"{score.fall_text} since {log.x_name} {score.best_x:g}, with KL never above {around.max():.2g}"
+    severity: Severity = "bad" if score.lost >= MOSTLY_LOST else "warning" if score.lost >= LOST else "note"
+    return Evidence(severity, text, {"lost": score.lost}, score.name, score.best_x)
+
+
+def best_early(log: RunLog) -> Looked:
+    score = progress(log)
+    assert score is not None
+    x = score.series.x
+    place = (score.best_x - x[0]) / max(float(x[-1] - x[0]), 1e-12)
+    is_mute = not log.has("approx_kl_mean")  # whether it was one large step or many small ones: who knows
+    if score.lost < SLIGHTLY_LOST or (place > 0.5 and not is_mute):
+        return None
+    text = f"the best {score.label}, {score.best:.3g}, was at {log.x_name} {score.best_x:g}; "
+    text += f"now {score.end:.3g}"
+    severity: Severity = "warning" if score.lost >= LOST else "note"
+    if is_mute and score.lost >= MOSTLY_LOST:
+        severity, text = (
+            "bad",
+            f"{text}; without KL, overshoot cannot be told from drift",
+        )
+    return Evidence(severity, text, {"lost": score.lost, "place": place}, score.name, score.best_x)
+
+
+def brittle(log: RunLog) -> Looked:
+    score = progress(log)
+    mean_name = log.first_of("eval_mean_return", "eval_score")
+    assert score is not None and mean_name is not None
+    mean, worst = log.together(mean_name, "eval_min_block_return")
+    if len(worst) < 6:
+        return None
+    window = max(2, len(worst) // 6)
+    third = len(worst) // 3
+    before = slice(max(0, third - window), third)
+    mean_gain = float(np.mean(mean.y[-window:]) - np.mean(mean.y[before]))
+    worst_gain = float(np.median(worst.y[-window:]) - np.median(worst.y[before]))
+    chance = 3 * noise(worst.y) / np.sqrt(window)
+    if mean_gain <= 0 or worst_gain > -max(chance, SWING * score.unit):
+        return Margin(
+            "worst block fell while the mean rose, of the gain",
+            max(-worst_gain / score.unit, 0.0),
+            SWING,
+        )
+    text = f"{mean_name} rose by {mean_gain:.3g} while the worst block fell by {-worst_gain:.3g}"
+    severity: Severity = "bad" if -worst_gain > score.unit else "warning"
+    figures = {"mean": mean_gain, "worst": worst_gain}
+    return Evidence(severity, text, figures, "eval_min_block_return", float(worst.x[third]))
+
+
+def oscillation(log: RunLog) -> Looked:
+    score = progress(log)
+    assert score is not None
+    y = score.series.y[len(score.series) // 3 :]
+    if len(y) < 6 or not score.name.startswith("eval"):
+        return None
+    steps = np.diff(y)
+    turns = float((np.sign(steps[1:]) * np.sign(steps[:-1]) < 0).mean())
+    gain = max(score.best - score.start, score.unit) if score.baseline is None else score.unit
+    swing = float(np.median(np.abs(steps)) / gain)
+    if swing < SWING or turns < TURNS:
+        return Margin("swing between evaluations, of the gain", swing, SWING)
+    text = f"{score.label} turns at {turns:.0%} of the evaluations, by {swing:.0%} of its gain in the median"
+    severity: Severity = "bad" if swing > 1.0 else "warning"
+    return Evidence(
+        severity,
+        text,
+        {"turns": turns, "swing": swing},
+        score.name,
+        float(score.series.x[0]),
+    )
+
+
+def futile_exploration(log: RunLog) -> Looked:
+    entropy, score = log.series("entropy_frac"), progress(log)
+    knob = np.ones(len(log.x))
+    for name in ("temperature", "ent_coef"):
+        values = log.columns.get(name)
+        if values is not None:
+            knob = knob * np.where(np.isfinite(values) & (values > 0), values, 1.0)
+    jumps = np.flatnonzero(knob[1:] > JUMP * knob[:-1]) + 1
+    if len(jumps) < 2:
+        return None
+    responses = []
+    for row in jumps:
+        x = log.x[row]
+        before, after = (
+            entropy.y[entropy.x < x][-RESPONSE_ROWS:],
+            entropy.y[entropy.x >= x][:RESPONSE_ROWS],
+        )
+        if len(before) and len(after):
+            responses.append(float(after.mean() - before.mean()))
+    has_gained = score is not None and score.best_x > log.x[jumps[0]] and not score.trouble
+    if not responses or has_gained:
+        return None
+    rose = float(np.mean(np.array(responses) > 0.02))
+    if rose > 0.5:
+        return None
+    text = f"exploration was raised {len(jumps)} times; entropy answered {rose:.0%} of them"
+    text += f", and {score.trouble}" if score is not None and score.trouble else ""
+    return Evidence(
+        "note",
+        text,
+        {"times": float(len(jumps)), "answered": rose},
+        "entropy_frac",
+        float(log.x[jumps[0]]),
+    )
+
+
+RULES = (
+    Rule(
+        "brittle",
+        "Brittle",
+        ("score", "eval_min_block_return", "eval_mean_return|eval_score"),
+        brittle,
+        "it specialises: some workloads pay for the others",
+        "the returns block by block (eval_block<k>_return): which one falls, and since when",
+        (
+            Knob("training scenarios", "more varied", "env.scenarios"),
+            Knob("advantages", "normalised by group", "ppo.normalise_advantages"),
+            LARGER_BATCH,
+        ),
+        from_fraction=0.3,
+    ),
+    Rule(
+        "oscillation",
+        "Oscillation",
+        ("score",),
+        oscillation,
+        "steps too large for what a rollout can tell, or rollouts too small",
+        "whether the evaluation itself is that noisy: evaluate one checkpoint on other seeds",
+        (
+            LOWER_LR,
+            LARGER_BATCH,
+            Knob("policies averaged", "more", "run.average_updates"),
+        ),
+    ),
+    Rule(
+        "slow-drift",
+        "Slow drift",
+        ("score", "approx_kl_mean"),
+        slow_drift,
+        "many small steps along advantages that are mostly noise, or the states visited in training moved "
+        "away from those evaluated",
+        "explained variance; whether the reward still goes up where the score goes down",
+        (
+            Knob("learning rate", "lower at the end", "ppo.learning_rate"),
+            FEWER_EPOCHS,
+            LOWER_CLIP,
+            Knob("rollouts", "longer", "run.rollout_steps"),
+            Knob("reward", "simpler", "env.reward"),
+        ),
+    ),
+    Rule(
+        "best-early",
+        "Best checkpoint early, then worse",
+        ("score",),
+        best_early,
+        "training went on past what this set-up can hold",
+        "whether the best checkpoint still looks best on other seeds",
+        (Knob("checkpoint", "use the best, not the last"), LOWER_LR),
+        from_fraction=0.5,
+    ),
+    Rule(
+        "futile-exploration",
+        "Exploration raised for nothing",
+        ("entropy_frac", "temperature|ent_coef"),
+        futile_exploration,
+        "what holds the score back is not a lack of exploration",
+        "the other findings first; whether temperature reaches the policy that acts",
+        (Knob("pulses and raises", "off", "exploration.stagnation, exploration.behind"),),
+    ),
+)

@@ -1,0 +1,286 @@
+"""How the network is changed: steps too large or too small, a critic that foresees nothing, brakes, time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pointsman.diagnosis.curves import RunLog
+from pointsman.diagnosis.measures import (
+    COLLAPSED,
+    LARGE_KL,
+    LOST,
+    MOSTLY_LOST,
+    Progress,
+    first_x,
+    has_kl_spike,
+    progress,
+    rise,
+    running_median,
+    since,
+    training_return,
+)
+from pointsman.diagnosis.rule import (
+    FEWER_EPOCHS,
+    LARGER_BATCH,
+    LOWER_CLIP,
+    LOWER_LR,
+    LOWER_TARGET_KL,
+    MORE_EPOCHS,
+    RAISE_LR,
+    RAISE_VALUE_COEF,
+    Evidence,
+    Knob,
+    Looked,
+    Margin,
+    Rule,
+    Severity,
+)
+
+BRAKED = 0.8  # of the updates
+TINY_KL = 1e-5
+NO_KL = 1e-7
+SMALL_KL = 1e-4
+EXPLAINED = 0.15  # of the variance of returns
+BLIND = 0.05
+LONG_BLIND = 30  # updates: a critic that is blind for longer is worth a word though the score is fine
+KEPT_LOSS = 0.3  # of the value loss at first
+ENV_SHARE = 0.15  # of the time
+CRITIC_WINDOW = 9
+
+
+def brake_always_on(log: RunLog) -> Looked:
+    stops = log.series("early_stop")
+    share = float((stops.tail(0.7) > 0).mean())
+    if share < BRAKED:
+        return Margin("updates stopped by their KL", share, BRAKED)
+    steps = log.series("num_steps")
+    done = f", after {np.median(steps.tail(0.7)):.0f} gradient steps in the median" if len(steps) else ""
+    kl = log.series("approx_kl_mean")
+    size = f"; KL {np.median(kl.tail(0.7)):.2g}" if len(kl) else ""
+    is_bad = not len(steps) or np.median(steps.tail(0.7)) <= 0.25 * _planned_steps(log)
+    text = f"{share:.0%} of the updates were stopped early by their KL{done}{size}"
+    began = since(stops, running_median(stops.y, 5) > 0)
+    column = "approx_kl_mean" if len(kl) else "early_stop"
+    return Evidence("bad" if is_bad else "warning", text, {"early_stop": share}, column, began)
+
+
+def _planned_steps(log: RunLog) -> float:
+    config = log.facts
+    epochs, size = (
+        config.setting("ppo.num_epochs"),
+        config.setting("ppo.minibatch_size"),
+    )
+    envs, steps = config.setting("run.num_envs"), config.setting("run.rollout_steps")
+    if not all((epochs, size, envs, steps)):
+        return float(log.series("num_steps").y.max())
+    return float(epochs * max(1, round(envs * steps / size)))
+
+
+def brake_never(log: RunLog) -> Looked:
+    kl, stops = log.series("approx_kl_mean"), log.series("early_stop")
+    limit = log.facts.setting("ppo.target_kl") or LARGE_KL
+    share = float((kl.y > 2 * limit).mean())
+    if share < 0.2 or (len(stops) and stops.y.max() > 0):
+        return None
+    text = f"KL is above {2 * limit:.2g} in {share:.0%} of the updates, and none was stopped"
+    return Evidence(
+        "warning",
+        text,
+        {"share": share},
+        "approx_kl_mean",
+        first_x(kl, kl.y > 2 * limit),
+    )
+
+
+def overshoot(log: RunLog) -> Looked:
+    score, kl = progress(log), log.series("approx_kl_mean")
+    assert score is not None
+    fall = score.fall
+    around = kl.between(fall.peak_x, fall.trough_x)
+    highest, usual = float(kl.y.max()), float(np.median(kl.y))
+    if fall.depth < LOST or not has_kl_spike(log, fall.peak_x, fall.trough_x):
+        if usual < LARGE_KL:
+            return Margin("largest KL of an update", highest, LARGE_KL)
+        text = f"KL is {usual:.2g} in the median, up to {highest:.2g}"
+        return Evidence(
+            "warning",
+            text,
+            {"kl": usual},
+            "approx_kl_mean",
+            first_x(kl, kl.y > LARGE_KL),
+        )
+    at = first_x(kl, (kl.x > fall.peak_x) & (kl.y >= min(LARGE_KL, around.max())))
+    text = f"{score.label} fell from {fall.high:.3g} to {fall.low:.3g} after {log.x_name} {fall.peak_x:g}, "
+    text += f"with KL up to {around.max():.2g} (median of the run {usual:.2g})"
+    figures = {"fall": fall.depth, "kl": float(around.max())}
+    # Of a policy that was never good there is little to lose: what counts is where it ends.
+    mattered = score.baseline is None or fall.high > score.baseline or bool(score.trouble)
+    severity: Severity = "bad" if mattered and fall.depth >= MOSTLY_LOST else "warning"
+    return Evidence(severity, text, figures, "approx_kl_mean", at)
+
+
+def flat_learning(log: RunLog) -> Looked:
+    score, kl = progress(log), log.series("approx_kl_mean")
+    assert score is not None
+    usual = float(np.median(kl.y)) if len(kl) else np.nan
+    entropy = log.series("entropy_frac")
+    late_entropy = float(np.median(entropy.tail(0.3))) if len(entropy) else np.nan
+    if late_entropy < COLLAPSED:
+        return None  # what is sure of itself moves no more; that is another finding
+    is_uniform = late_entropy > 0.9
+    is_still = usual < TINY_KL or (usual < SMALL_KL and is_uniform)
+    # What does not move at all has not improved either, whatever the evaluations say.
+    if usual < NO_KL or (is_still and score.trouble):
+        is_good = score.baseline is not None and not score.trouble
+        text = f"the policy hardly moves: KL {usual:.1g} an update in the median"
+        text += f"; {score.trouble}" if score.trouble else ""
+        return Evidence("warning" if is_good else "bad", text, {"kl": usual}, "approx_kl_mean")
+    moved = max(score.best - score.start, abs(score.end - score.start))
+    is_flat = moved < max(3 * score.noise, 0.15 * abs(score.start))
+    if is_flat and score.trouble and rise(training_return(log)) < 2.5:
+        text = f"{score.label} stays where it was: {score.start:.3g} at first, {score.end:.3g} now"
+        text += f"; KL {usual:.1g}" if len(kl) else ""
+        return Evidence("warning", text, {"score": score.end}, score.name)
+    return Margin("KL of an update, in the median", usual, TINY_KL, "below") if len(kl) else None
+
+
+def critic_bottleneck(log: RunLog) -> Looked:
+    explained, losses, score = (
+        log.series("explained_variance"),
+        log.series("v_loss"),
+        progress(log),
+    )
+    if not len(explained):
+        return _value_loss_alone(log, score)
+    smooth = running_median(explained.y, CRITIC_WINDOW)
+    best, late = (
+        float(smooth[min(CRITIC_WINDOW, len(smooth)) - 1 :].max()),
+        float(np.median(explained.tail(0.5))),
+    )
+    if best >= EXPLAINED and late >= EXPLAINED:
+        return Margin("variance of returns that the critic explains", late, EXPLAINED, "below")
+    trouble = score.trouble if score else ""
+    text = f"the critic explains {late:.2f} of the returns' variance in the second half, {best:.2f} at best"
+    figures = {"explained_variance": late, "best": best}
+    is_blind = best < BLIND
+    if len(losses) and log.is_ours:  # in units of the returns' spread: from about 0.5 it should fall
+        kept = float(np.median(losses.tail(0.5)) / max(float(losses.y[0]), 1e-12))
+        is_blind = (best < EXPLAINED and kept > KEPT_LOSS / 3) or (late < 0 and kept > KEPT_LOSS)
+        text += f"; v_loss is {kept:.0%} of its first value"
+    if not is_blind:
+        began = since(explained, smooth < EXPLAINED)
+        return Evidence("note", text, figures, "explained_variance", began)
+    text += f"; {trouble}" if trouble else ""
+    slight: Severity = "warning" if len(explained) >= LONG_BLIND else "note"
+    return Evidence("bad" if trouble else slight, text, figures, "explained_variance")
+
+
+def _value_loss_alone(log: RunLog, score: Progress | None) -> Looked:
+    """Without the variance explained: a value loss that stays as high as it was, with a bad score."""
+    losses, policy = log.series("v_loss"), np.abs(log.series("pg_loss").y)
+    kept = float(np.median(losses.tail(0.5)) / max(float(np.median(losses.head(0.1))), 1e-12))
+    outweighs = float(np.median(losses.tail(0.5))) > 50 * float(np.median(policy)) if len(policy) else False
+    if kept < 0.8 or not outweighs or score is None or not score.trouble:
+        return None
+    text = f"{log.label('v_loss')} is still {kept:.0%} of what it was, far above the policy's loss; "
+    return Evidence("bad", text + score.trouble, {"kept": kept}, "v_loss")
+
+
+def slow_trainer(log: RunLog) -> Looked:
+    parts = {name: series.y.sum() for name, series in log.group("time").items()}
+    rollout = {name: parts[name] for name in ("env_s", "inference_s", "update_s") if name in parts}
+    total = sum(rollout.values())
+    if "env_s" not in rollout or total <= 0:
+        return None
+    share = float(rollout["env_s"] / total)
+    split = ", ".join(f"{name.removesuffix('_s')} {value / total:.0%}" for name, value in rollout.items())
+    if share >= ENV_SHARE:
+        return Margin("share of the time in the environment", share, ENV_SHARE, "below")
+    text = f"the environment takes {share:.0%} of the time ({split}): it could be asked for more"
+    return Evidence("note", text, {"env": share}, "steps_per_s")
+
+
+STEP_RULES = (
+    Rule(
+        "kl-brake-always-on",
+        "KL brake always on",
+        ("early_stop",),
+        brake_always_on,
+        "steps so large that an update has to be stopped almost at once: most of each rollout is thrown away",
+        "KL of the first minibatches; gradient norm; whether advantages are normalised",
+        (
+            LOWER_LR,
+            FEWER_EPOCHS,
+            LARGER_BATCH,
+            Knob("target KL", "raise, if KL is harmless", "ppo.target_kl"),
+        ),
+    ),
+    Rule(
+        "overshoot",
+        "Overshoot",
+        ("approx_kl_mean", "score"),
+        overshoot,
+        "updates so large that the policy leaves what it had learned, and then learns from worse rollouts",
+        "KL, clip fraction and gradient norm at that point",
+        (LOWER_LR, FEWER_EPOCHS, LOWER_CLIP, LOWER_TARGET_KL, LARGER_BATCH),
+    ),
+    Rule(
+        "flat-learning",
+        "Flat learning",
+        ("score",),
+        flat_learning,
+        "the step is too small, or advantages are too weak to move the policy",
+        "learning rate and its schedule, gradient norm and its clip, the size of advantages",
+        (RAISE_LR, MORE_EPOCHS, Knob("reward", "denser, less noise", "env.reward")),
+        from_fraction=0.3,
+    ),
+)
+
+CRITIC_RULES = (
+    Rule(
+        "critic-bottleneck",
+        "Critic bottleneck",
+        ("explained_variance|v_loss",),
+        critic_bottleneck,
+        "the value loss does not reach the critic, the critic is too small or too slow, or returns do not "
+        "follow from anything it sees (noise in the reward)",
+        "the weight of the value loss, and what else the returns depend on",
+        (
+            RAISE_VALUE_COEF,
+            Knob(
+                "critic",
+                "larger, or separate",
+                "network.width, network.separate_critic",
+            ),
+            LARGER_BATCH,
+            Knob("reward", "simpler, less noise", "env.reward"),
+        ),
+        min_rows=16,
+        from_fraction=0.3,
+    ),
+)
+
+LAST_RULES = (
+    Rule(
+        "kl-brake-never",
+        "KL brake never on",
+        ("approx_kl_mean",),
+        brake_never,
+        "no target KL, or one that is never compared",
+        "whether the target KL is set, and which KL it is compared with",
+        (LOWER_TARGET_KL, LOWER_LR),
+    ),
+    Rule(
+        "slower-than-the-environment",
+        "Slower than the environment allows",
+        ("time/env_s", "time/update_s"),
+        slow_trainer,
+        "network and updates take most of the time",
+        "the split of the time; the size of the network",
+        (
+            Knob("environments", "more", "run.num_envs"),
+            Knob("minibatch", "larger", "ppo.minibatch_size"),
+            Knob("processes", "more", "run.workers"),
+        ),
+    ),
+)

@@ -1,0 +1,39 @@
+"""A circuit breaker: after some failures in a row a replica rests, then one request tries it out."""
+
+from __future__ import annotations
+
+from pointsman.router.config import Reliability
+
+CLOSED, HALF_OPEN, OPEN = "closed", "half-open", "open"
+
+
+class Breaker:
+    def __init__(self, settings: Reliability) -> None:
+        self._settings = settings
+        self._num_failures = 0
+        self._open_s = settings.breaker_open_s
+        self._until = 0.0
+        self.state = CLOSED
+
+    def failed(self, now: float) -> None:
+        self._num_failures += 1
+        if self.state == HALF_OPEN:
+            self._open_s = min(2 * self._open_s, self._settings.breaker_max_open_s)
+            self._open(now)
+        elif self.state == CLOSED and self._num_failures >= self._settings.breaker_failures:
+            self._open(now)
+
+    def succeeded(self) -> None:
+        """Successes that were under way when the breaker opened do not close it."""
+        self._num_failures = 0
+        if self.state == HALF_OPEN:
+            self.state = CLOSED
+            self._open_s = self._settings.breaker_open_s
+
+    def tick(self, now: float) -> None:
+        if self.state == OPEN and now >= self._until:
+            self.state = HALF_OPEN
+
+    def _open(self, now: float) -> None:
+        self.state = OPEN
+        self._until = now + self._open_s

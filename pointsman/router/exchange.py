@@ -1,0 +1,349 @@
+"""One request on its way: to a replica, to another one if that fails, and its answer back to the client.
+
+Until the first byte of an answer has gone to the client, a failure is repaired by sending the request to a
+replica that has not had it yet. After that the connection is cut, which is how HTTP says "incomplete".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import Collection
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from pointsman.router.contract import NO_SESSION
+from pointsman.router.downstream import ClientConnection
+from pointsman.router.facts import Facts, read_usage
+from pointsman.router.messages import HOP_BY_HOP, Answer, Headers, Request, forwarded_headers, refusal
+from pointsman.router.metrics import NO_REPLICA
+from pointsman.router.replicas import Replica
+from pointsman.router.upstream import UpstreamConnection
+
+if TYPE_CHECKING:
+    from pointsman.router.proxy import Proxy
+
+# 500 too: a replica whose engine has died answers it.
+_RETRIED_STATUSES = frozenset((500, 502, 503, 504))
+_REPLACED = frozenset((b"content-length", b"x-request-id", b"x-pointsman-decision"))
+_DROPPED_FROM_ANSWER = HOP_BY_HOP | _REPLACED
+_EVENT_STREAM = b"text/event-stream"
+_DONE = b"[DONE]"
+
+
+class Exchange:
+    """A job of a client connection, a receiver of an upstream connection, and what the dispatcher places."""
+
+    __slots__ = (
+        "_client",
+        "_connection",
+        "_dialling",
+        "_explanation",
+        "_first_byte_at",
+        "_handle",
+        "_has_head",
+        "_is_chat",
+        "_is_paused",
+        "_is_sse",
+        "_last",
+        "_last_but_one",
+        "_moved_at",
+        "_num_events",
+        "_num_retries",
+        "_proxy",
+        "_replica",
+        "_replica_name",
+        "_request",
+        "_status",
+        "_streams",
+        "arrived_at",
+        "model",
+        "priority",
+        "prompt_tokens",
+        "request_id",
+        "session",
+        "session_name",
+        "tried",
+    )
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        client: ClientConnection,
+        request: Request,
+        request_id: str,
+        facts: Facts,
+        priority: int,
+    ) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._request = request
+        self.request_id = request_id
+        self.model = facts.model
+        self.prompt_tokens = facts.prompt_tokens
+        self.session_name = facts.session
+        self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NO_SESSION
+        self.priority = priority
+        self.arrived_at = self._moved_at = monotonic()
+        self.tried: Collection[int] = ()
+        self._num_retries = 0
+        self._streams = facts.is_stream
+        self._replica: Replica | None = None
+        self._replica_name = NO_REPLICA
+        self._handle = 0
+        self._dialling: asyncio.Task[None] | None = None
+        self._connection: UpstreamConnection | None = None
+        self._explanation: bytes | None = None
+        self._is_paused = False
+        self._is_chat = request.path.endswith(b"/chat/completions")
+        self._begin()
+
+    def _begin(self) -> None:
+        """Of an answer nothing is known."""
+        self._status = 0
+        self._has_head = False
+        self._is_sse = False
+        self._first_byte_at: float | None = None
+        self._num_events = 0
+        self._last = self._last_but_one = b""
+
+    # --- what the dispatcher says ---
+
+    def send(self, replica: Replica) -> None:
+        proxy = self._proxy
+        self._begin()
+        self._replica = replica
+        self._replica_name = replica.name
+        self._moved_at = now = monotonic()
+        self._handle = proxy.ledger.sent(replica.slot, self.prompt_tokens, now, self._streams, self.session)
+        proxy.registry.took(replica)
+        if self._request.special.get(b"x-pointsman-decision") is not None:
+            self._explanation = json.dumps(proxy.chooser.explain(), default=str).encode()
+        connection = replica.pool.take()
+        if connection is not None:
+            self.on_connected(connection)
+        else:
+            self._dialling = replica.pool.dial(self)
+
+    def refuse(self, answer: Answer) -> None:
+        """No replica will get this request."""
+        self._proxy.finished(self)
+        self._record(answer.status, "refused", None, 0, monotonic())
+        self._client.answer(answer)
+
+    # --- what the upstream connection says ---
+
+    def on_connected(self, connection: UpstreamConnection) -> None:
+        self._dialling = None
+        self._connection = connection
+        self._moved_at = monotonic()
+        request = self._request
+        assert self._replica is not None
+        head = self._proxy.request_head(request, self._replica, self.request_id)
+        connection.send(self, head, request.body, is_for_head=request.method == b"HEAD")
+
+    def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
+        replica = self._replica
+        assert replica is not None
+        self._moved_at = now = monotonic()
+        self._status = status
+        if status in _RETRIED_STATUSES:
+            self._proxy.registry.failed(replica, now)
+            if self._can_retry():
+                assert self._connection is not None
+                self._connection.abort()
+                self._retry(f"status {status}")
+                return
+        self._has_head = True
+        for name, value in headers:
+            if name == b"content-type":
+                self._is_sse = value.startswith(_EVENT_STREAM)
+        lines = forwarded_headers(headers, _DROPPED_FROM_ANSWER)
+        lines.append(b"x-request-id: %b\r\n" % self.request_id.encode())
+        if self._explanation is not None:
+            lines.append(b"x-pointsman-decision: %b\r\n" % self._explanation)
+        self._client.begin(status, reason, b"".join(lines), length)
+
+    def on_body(self, data: bytes) -> None:
+        self._client.write(data)
+        self._moved_at = now = monotonic()
+        self._last_but_one, self._last = self._last, data
+        if self._is_sse:
+            self._count(data, now)
+
+    def on_read(self) -> None:
+        self._client.flush()
+
+    def on_complete(self) -> None:
+        proxy, replica = self._proxy, self._replica
+        assert replica is not None
+        now = monotonic()
+        self._connection = None
+        prompt_tokens, output_tokens = read_usage(self._last_but_one[-4096:] + self._last[-8192:])
+        if self._status < 400:
+            proxy.ledger.finished(self._handle, now, prompt_tokens, output_tokens)
+        else:
+            proxy.ledger.failed(self._handle, now)
+        proxy.registry.released(replica)
+        if self._status not in _RETRIED_STATUSES:
+            proxy.registry.succeeded(replica)
+        proxy.finished(self)
+        outcome = "completed" if self._status < 400 else "error"
+        self._record(self._status, outcome, prompt_tokens, self._output(output_tokens), now)
+        self._client.end()
+
+    def on_failure(self, reason: str, *, is_stale: bool) -> None:
+        replica = self._replica
+        assert replica is not None
+        now = monotonic()
+        self._dialling = self._connection = None
+        if not is_stale:
+            self._proxy.registry.failed(replica, now)
+        if self._has_head:
+            self._let_go(now)
+            self._proxy.finished(self)
+            self._record(self._status, "cut", None, self._output(None), now)
+            self._client.abort()
+        elif self._can_retry():
+            self._retry("stale connection" if is_stale else "failed")
+        elif is_stale and not self.tried:  # nobody else is there, and this replica has done nothing wrong
+            self._proxy.metrics.retries["stale connection"] += 1
+            self._dialling = replica.pool.dial(self)
+        else:
+            self._let_go(now)
+            self._proxy.finished(self)
+            is_late = reason == self._proxy.TOO_LATE
+            answer = refusal(
+                504 if is_late else 502, f"replica failed: {reason}", "bad_gateway", code="replica_failed"
+            )
+            self._record(answer.status, "failed", None, 0, now)
+            self._client.answer(answer)
+
+    # --- what the client connection says ---
+
+    def cancel(self) -> None:
+        proxy = self._proxy
+        proxy.metrics.cancelled += 1
+        if self._replica is None:
+            proxy.dispatcher.withdraw(self)
+        else:
+            self._stop()
+            self._let_go(monotonic())
+        proxy.finished(self)
+        self._record(self._status or 499, "cancelled", None, self._output(None), monotonic())
+
+    def pause(self) -> None:
+        self._is_paused = True
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._moved_at = monotonic()
+        if self._connection is not None:
+            self._connection.resume()
+
+    def check(self, now: float) -> None:
+        """Called a few times a second."""
+        if self._connection is None or self._is_paused:
+            return
+        limits = self._proxy.settings.limits
+        limit_s = limits.idle_timeout_s if self._has_head else limits.first_byte_timeout_s
+        if now - self._moved_at > limit_s:
+            self._stop()
+            self.on_failure(self._proxy.TOO_LATE, is_stale=False)
+
+    def give_up(self) -> None:
+        """The router stops before the answer has come."""
+        if self._replica is None:
+            self._proxy.dispatcher.withdraw(self)
+        else:
+            self._stop()
+            self._let_go(monotonic())
+        self._proxy.finished(self)
+        self._record(self._status or 503, "given up", None, self._output(None), monotonic())
+        if self._has_head:
+            self._client.abort()
+        else:
+            self._client.answer(
+                refusal(503, "the router is shutting down", "service_unavailable", closes=True)
+            )
+
+    # --- within ---
+
+    def _can_retry(self) -> bool:
+        assert self._replica is not None
+        proxy = self._proxy
+        if self._num_retries >= proxy.settings.reliability.max_retries:
+            return False
+        tried = (*self.tried, self._replica.slot)
+        return proxy.registry.has_candidate(self.model, tried)
+
+    def _retry(self, reason: str) -> None:
+        replica = self._replica
+        assert replica is not None
+        self._let_go(monotonic())
+        self._connection = None
+        self._num_retries += 1
+        self.tried = (*self.tried, replica.slot)
+        self._proxy.metrics.retries[reason] += 1
+        self._proxy.dispatcher.resubmit(self)
+
+    def _stop(self) -> None:
+        if self._dialling is not None:
+            self._dialling.cancel()
+            self._dialling = None
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+
+    def _let_go(self, now: float) -> None:
+        """The books of the replica are closed without a result."""
+        assert self._replica is not None
+        replica, self._replica = self._replica, None
+        self._proxy.ledger.failed(self._handle, now)
+        self._proxy.registry.released(replica)
+        self._proxy.dispatcher.wake()
+
+    def _count(self, data: bytes, now: float) -> None:
+        """Events of the stream are tokens, but for the first of a chat (its role) and the last (`[DONE]`).
+
+        JSON has no raw line breaks, so that an empty line is the end of an event and nothing else.
+        """
+        num_events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
+        if _DONE in data[-24:]:
+            num_events -= 1
+        if self._first_byte_at is None:
+            self._first_byte_at = now
+            self._proxy.ledger.first_token(self._handle, now)
+            self._proxy.dispatcher.wake()
+        num_before = self._output(None)
+        self._num_events += num_events
+        num_tokens = self._output(None) - max(1, num_before)
+        if num_tokens > 0:
+            self._proxy.ledger.tokens(self._handle, num_tokens, now)
+
+    def _output(self, counted: int | None) -> int:
+        """Output tokens: as the server counted them, else by events."""
+        if counted is not None:
+            return counted
+        return max(0, self._num_events - self._is_chat)
+
+    def _record(
+        self, status: int, outcome: str, prompt_tokens: int | None, output_tokens: int, now: float
+    ) -> None:
+        first = self._first_byte_at
+        ttft_s = first - self.arrived_at if first is not None else None
+        self._proxy.record(
+            self,
+            self._request.path,
+            status,
+            outcome,
+            self._replica_name,
+            ttft_s,
+            now,
+            prompt_tokens or self.prompt_tokens,
+            output_tokens,
+            self._num_retries,
+        )

@@ -1,0 +1,115 @@
+"""Requests, answers and headers: what goes over the wire, and what must not.
+
+Header names are lower-case bytes throughout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+Headers = list[tuple[bytes, bytes]]
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+JSON = b"application/json"
+
+# RFC 9110 section 7.6.1: they belong to one connection, not to the message.
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+
+
+class Answer(NamedTuple):
+    """A whole response made by the router itself."""
+
+    status: int
+    body: bytes = b""
+    content_type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    closes: bool = False  # nothing more is read from this connection
+
+
+class Request:
+    """One request of a client, complete with its body."""
+
+    __slots__ = (
+        "body",
+        "headers",
+        "is_http_10",
+        "keep_alive",
+        "method",
+        "path",
+        "refusal",
+        "special",
+        "target",
+    )
+
+    def __init__(
+        self, method: bytes, target: bytes, headers: Headers, is_http_10: bool, keep_alive: bool
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.path = target.partition(b"?")[0]
+        self.headers = headers
+        self.special = dict(headers)  # the last of each name; those that matter are checked to be single
+        self.is_http_10 = is_http_10
+        self.keep_alive = keep_alive
+        self.body = b""
+        self.refusal: Answer | None = None
+
+    def get(self, name: bytes) -> bytes | None:
+        return self.special.get(name)
+
+
+def json_answer(value: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
+    return Answer(status, json.dumps(value).encode(), headers=headers)
+
+
+def refusal(
+    status: int,
+    message: str,
+    kind: str = "invalid_request_error",
+    *,
+    code: str | None = None,
+    retry_after_s: int | None = None,
+    closes: bool = False,
+) -> Answer:
+    """An error as OpenAI writes it, so that clients raise what they would raise there."""
+    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    headers = ((b"retry-after", b"%d" % retry_after_s),) if retry_after_s is not None else ()
+    return Answer(status, json.dumps(body).encode(), headers=headers, closes=closes)
+
+
+def overloaded(message: str, retry_after_s: int) -> Answer:
+    return refusal(429, message, "rate_limit_error", code="queue_full", retry_after_s=retry_after_s)
+
+
+def unavailable(message: str) -> Answer:
+    return refusal(503, message, "service_unavailable", code="no_replica", retry_after_s=1)
+
+
+def forwarded_headers(headers: Headers, dropped: frozenset[bytes]) -> list[bytes]:
+    """Header lines that may pass through a proxy; those named by `Connection` may not."""
+    for name, value in headers:
+        if name == b"connection":
+            named = frozenset(option.strip().lower() for option in value.split(b","))
+            dropped |= named - {b"close", b"keep-alive"}
+    return [b"%b: %b\r\n" % header for header in headers if header[0] not in dropped]
+
+
+def header_lines(headers: Mapping[bytes, bytes]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % header for header in headers.items())

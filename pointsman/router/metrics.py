@@ -1,0 +1,194 @@
+"""Counters of the data path, and their exposition for Prometheus.
+
+The hot path only adds to plain numbers; prometheus-client writes the text when somebody asks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from pointsman.router.breaker import CLOSED, HALF_OPEN, OPEN
+
+if TYPE_CHECKING:
+    from pointsman.router.replicas import Registry
+
+_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+_DECISION_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)
+_BREAKER_STATES = {CLOSED: 0, HALF_OPEN: 1, OPEN: 2}
+NO_REPLICA = ""
+
+
+class Histogram:
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = _LATENCY_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        running, rows = 0, []
+        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            running += count
+            rows.append((str(bound), float(running)))
+        return rows
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.ttft_s: dict[str, Histogram] = {}
+        self.e2e_s: dict[str, Histogram] = {}
+        self.decision_s = Histogram(_DECISION_S)
+        self.hold_s = Histogram()
+        self.requests: Counter[tuple[str, int]] = Counter()  # by replica and status
+        self.decisions: Counter[tuple[str, str]] = Counter()  # by policy and replica
+        self.retries: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self.tokens: Counter[tuple[str, str]] = Counter()  # by replica and kind
+        self.shadow_decisions: Counter[str] = Counter()
+        self.shadow_agreement: Counter[bool] = Counter()
+        self.shadow_failures = 0
+        self.holds = 0
+        self.cancelled = 0
+        self.num_held = 0
+        self.num_clients = 0
+
+    def answered(self, replica: str, status: int, ttft_s: float | None, e2e_s: float) -> None:
+        self.requests[replica, status] += 1
+        if ttft_s is not None:
+            self._of(self.ttft_s, replica).observe(ttft_s)
+        self._of(self.e2e_s, replica).observe(e2e_s)
+
+    @staticmethod
+    def _of(histograms: dict[str, Histogram], replica: str) -> Histogram:
+        histogram = histograms.get(replica)
+        if histogram is None:
+            histogram = histograms[replica] = Histogram()
+        return histogram
+
+
+class Exposition:
+    """Reads the counters and the state of the replicas at the time of a scrape."""
+
+    def __init__(self, metrics: Metrics, registry: Registry, shadow: str | None) -> None:
+        self._metrics = metrics
+        self._registry = registry
+        self._shadow = shadow
+        self._prometheus = CollectorRegistry(auto_describe=False)
+        self._prometheus.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self._prometheus)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._latencies()
+        yield from self._counters()
+        yield from self._replicas()
+
+    def _latencies(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        for name, what, histograms in (
+            ("ttft", "Time from the arrival of a streamed request to its first token", metrics.ttft_s),
+            ("request", "Time from the arrival of a request to the end of its answer", metrics.e2e_s),
+        ):
+            family = HistogramMetricFamily(f"pointsman_{name}_seconds", what, labels=["replica"])
+            for replica, histogram in histograms.items():
+                family.add_metric([replica], histogram.buckets(), histogram.total)
+            yield family
+        for name, what, histogram in (
+            ("decision", "Time the policy takes for a decision", metrics.decision_s),
+            ("hold", "Time a held request waited at the router", metrics.hold_s),
+        ):
+            yield HistogramMetricFamily(
+                f"pointsman_{name}_seconds", what, buckets=histogram.buckets(), sum_value=histogram.total
+            )
+
+    def _counters(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        yield _counter(
+            "requests",
+            "Answers to clients",
+            ["replica", "code"],
+            (((r, str(c)), n) for (r, c), n in metrics.requests.items()),
+        )
+        yield _counter(
+            "decisions",
+            "Who chose which replica, or to hold",
+            ["policy", "replica"],
+            metrics.decisions.items(),
+        )
+        yield _counter(
+            "retries", "Requests sent again to another replica", ["reason"], _single(metrics.retries)
+        )
+        yield _counter("fallbacks", "Decisions taken from the policy", ["reason"], _single(metrics.fallbacks))
+        yield _counter("tokens", "Tokens read and written", ["replica", "kind"], metrics.tokens.items())
+        if self._shadow is not None:
+            shadow = self._shadow
+            yield _counter(
+                "shadow_decisions",
+                "What the shadow policy would have chosen",
+                ["policy", "replica"],
+                (((shadow, replica), n) for replica, n in metrics.shadow_decisions.items()),
+            )
+            yield _counter(
+                "shadow_agreement",
+                "Whether it would have chosen the same",
+                ["policy", "agrees"],
+                (((shadow, str(agrees).lower()), n) for agrees, n in metrics.shadow_agreement.items()),
+            )
+            yield CounterMetricFamily(
+                "pointsman_shadow_failures", "Failures of the shadow policy", value=metrics.shadow_failures
+            )
+        yield CounterMetricFamily("pointsman_holds", "Requests held at the router", value=metrics.holds)
+        yield CounterMetricFamily(
+            "pointsman_cancelled", "Requests given up by their client", value=metrics.cancelled
+        )
+        yield GaugeMetricFamily("pointsman_held", "Requests held now", value=metrics.num_held)
+        yield GaugeMetricFamily("pointsman_clients", "Open client connections", value=metrics.num_clients)
+
+    def _replicas(self) -> Iterator[Metric]:
+        replicas = list(self._registry)
+        num_sent = sum(replica.num_sent for replica in replicas) or 1
+        for name, what, values in (
+            ("outstanding", "Requests sent and not finished", [r.num_outstanding for r in replicas]),
+            ("accepting", "Whether it gets requests", [int(r.is_accepting) for r in replicas]),
+            (
+                "breaker_state",
+                "0 closed, 1 half-open, 2 open",
+                [_BREAKER_STATES[r.breaker.state] for r in replicas],
+            ),
+            ("share", "Its share of the requests sent", [r.num_sent / num_sent for r in replicas]),
+            ("connections", "Open connections to it", [r.pool.num_open for r in replicas]),
+        ):
+            family = GaugeMetricFamily(f"pointsman_replica_{name}", what, labels=["replica"])
+            for replica, value in zip(replicas, values, strict=True):
+                family.add_metric([replica.name], value)
+            yield family
+
+
+def _counter(
+    name: str, what: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], int]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"pointsman_{name}", what, labels=labels)
+    for values, count in rows:
+        family.add_metric(values, count)
+    return family
+
+
+def _single(counts: Counter[str]) -> Iterable[tuple[Sequence[str], int]]:
+    return (((value,), count) for value, count in counts.items())

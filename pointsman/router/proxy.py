@@ -1,0 +1,225 @@
+"""The service on the public port: what is answered here, and what goes to a replica."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from pointsman.router.chooser import Chooser
+from pointsman.router.config import Settings
+from pointsman.router.contract import Ledger
+from pointsman.router.downstream import ClientConnection
+from pointsman.router.exchange import Exchange
+from pointsman.router.facts import Facts, read_facts
+from pointsman.router.holding import NORMAL, PRIORITIES, Dispatcher
+from pointsman.router.keys import Keys
+from pointsman.router.logs import Log
+from pointsman.router.messages import (
+    HOP_BY_HOP,
+    Answer,
+    Request,
+    forwarded_headers,
+    json_answer,
+    refusal,
+)
+from pointsman.router.metrics import NO_REPLICA, Exposition, Metrics
+from pointsman.router.recording import Recorder
+from pointsman.router.replicas import Registry, Replica
+
+_OPEN_PATHS = (b"/health", b"/metrics")  # no key needed
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
+_OWN = frozenset(
+    (
+        b"host",
+        b"content-length",
+        b"expect",
+        b"accept-encoding",  # a compressed answer could not be read for its usage
+        b"x-request-id",
+        b"x-pointsman-priority",
+        b"x-pointsman-decision",
+    )
+)
+_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Proxy:
+    TOO_LATE = "timed out"
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        registry: Registry,
+        chooser: Chooser,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        exposition: Exposition,
+        log: Log,
+        keys: Keys,
+        recorder: Recorder | None = None,
+        backend_key: str | None = None,
+    ) -> None:
+        self.settings = settings
+        self.ledger = ledger
+        self.registry = registry
+        self.chooser = chooser
+        self.dispatcher = dispatcher
+        self.metrics = metrics
+        self.is_draining = False
+        self.clients: set[ClientConnection] = set()
+        self.active: set[Exchange] = set()
+        self._exposition = exposition
+        self._log = log
+        self._keys = keys
+        self._recorder = recorder
+        # A key of ours is no business of the replicas.
+        replaces_key = bool(keys) or backend_key is not None
+        self._dropped = HOP_BY_HOP | _OWN | ({b"authorization"} if replaces_key else set())
+        self._backend_key = b"authorization: Bearer %b\r\n" % backend_key.encode() if backend_key else b""
+        self._id_prefix = secrets.token_hex(4)
+        self._ids = count(1)
+        self._local: dict[bytes, Callable[[], Answer]] = {
+            b"/health": self._health,
+            b"/metrics": self._metrics,
+            b"/v1/models": self._models,
+        }
+
+    # --- what client connections say ---
+
+    def screen(self, request: Request) -> Answer | None:
+        if not request.target.startswith(b"/"):
+            return refusal(400, "the request target is not a path")
+        if request.path in _OPEN_PATHS:
+            return None
+        answer = self._keys.refusal(request)
+        if answer is not None:
+            self.metrics.requests[NO_REPLICA, answer.status] += 1
+        return answer
+
+    def handle(self, request: Request, client: ClientConnection) -> Exchange | None:
+        local = self._local.get(request.path)
+        if local is not None:
+            is_read = request.method in (b"GET", b"HEAD")
+            client.answer(local() if is_read else _with(refusal(405, "read only"), b"allow", b"GET, HEAD"))
+            return None
+        facts = read_facts(request)
+        priority = PRIORITIES.get((request.get(b"x-pointsman-priority") or b"normal").lower())
+        if priority is None:
+            facts = refusal(400, "x-pointsman-priority is none of high, normal, low")
+        if not isinstance(facts, Facts):
+            self.metrics.requests[NO_REPLICA, facts.status] += 1
+            client.answer(facts)
+            return None
+        exchange = Exchange(
+            self, client, request, self._request_id(request), facts, NORMAL if priority is None else priority
+        )
+        self.active.add(exchange)
+        self.dispatcher.submit(exchange)
+        return exchange
+
+    def opened(self, client: ClientConnection) -> None:
+        self.clients.add(client)
+        self.metrics.num_clients += 1
+
+    def closed(self, client: ClientConnection) -> None:
+        self.clients.discard(client)
+        self.metrics.num_clients -= 1
+
+    # --- what exchanges say ---
+
+    def request_head(self, request: Request, replica: Replica, request_id: str) -> bytes:
+        lines = forwarded_headers(request.headers, self._dropped)
+        if request.body or request.method in (b"POST", b"PUT", b"PATCH"):
+            lines.append(b"content-length: %d\r\n" % len(request.body))
+        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n\r\n" % (
+            request.method,
+            replica.prefix,
+            request.target,
+            replica.host,
+            b"".join(lines),
+            self._backend_key,
+            request_id.encode(),
+        )
+
+    def finished(self, exchange: Exchange) -> None:
+        self.active.discard(exchange)
+        self.dispatcher.wake()
+
+    def record(
+        self,
+        exchange: Exchange,
+        path: bytes,
+        status: int,
+        outcome: str,
+        replica: str,
+        ttft_s: float | None,
+        now: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        num_retries: int,
+    ) -> None:
+        e2e_s = now - exchange.arrived_at
+        metrics = self.metrics
+        metrics.answered(replica, status, ttft_s, e2e_s)
+        if outcome == "completed":
+            metrics.tokens[replica, "prompt"] += prompt_tokens
+            metrics.tokens[replica, "output"] += output_tokens
+        self._log.request(
+            exchange.request_id,
+            path,
+            status,
+            replica,
+            ttft_s,
+            e2e_s,
+            prompt_tokens,
+            output_tokens,
+            num_retries,
+            outcome,
+        )
+        if self._recorder is not None:
+            self._recorder.add(
+                exchange.arrived_at, prompt_tokens, output_tokens, exchange.session_name, outcome
+            )
+
+    # --- what the clock says ---
+
+    def tick(self, now: float) -> None:
+        for client in list(self.clients):
+            client.check(now)
+        for exchange in list(self.active):
+            exchange.check(now)
+        self.dispatcher.tick(now)
+        self.registry.tick(now)
+        self._log.flush()
+        if self._recorder is not None:
+            self._recorder.flush()
+
+    # --- answered here ---
+
+    def _health(self) -> Answer:
+        is_up = bool(self.registry.accepting) and not self.is_draining
+        about = {"status": "ok" if is_up else "draining" if self.is_draining else "no replica"}
+        return json_answer(about | {"replicas": len(self.registry.accepting)}, 200 if is_up else 503)
+
+    def _metrics(self) -> Answer:
+        return Answer(200, self._exposition.text(), _PROMETHEUS)
+
+    def _models(self) -> Answer:
+        """All models of all replicas, each once."""
+        models: dict[str, Any] = {}
+        for replica in self.registry:
+            models = (replica.models or {}) | models
+        return json_answer({"object": "list", "data": list(models.values())})
+
+    def _request_id(self, request: Request) -> str:
+        given = request.get(b"x-request-id")
+        if given is not None and _REQUEST_ID.match(given):
+            return given.decode()
+        return f"{self._id_prefix}-{next(self._ids)}"
+
+
+def _with(answer: Answer, name: bytes, value: bytes) -> Answer:
+    return answer._replace(headers=((name, value),))

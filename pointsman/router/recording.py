@@ -1,0 +1,56 @@
+"""Anonymised traffic, as JSON lines that `simulate`, `compare` and `train` read back as a trace.
+
+Arrival, lengths, a hash of the session that means nothing outside this file, and the outcome. A request that
+brought no output is written with 1 token, the least a trace can hold; `outcome` tells it apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from pathlib import Path
+from time import monotonic
+
+from pointsman.errors import InputError
+
+_MAX_BUFFERED = 1000
+
+
+class Recorder:
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("x", encoding="utf-8")
+        except FileExistsError:
+            raise InputError("--record", str(path), "exists already", "name a new file") from None
+        except OSError as error:
+            raise InputError(
+                "--record", str(path), f"cannot be written ({error})", "name another file"
+            ) from None
+        self._started_at = monotonic()
+        self._salt = secrets.token_bytes(16)
+        self._lines: list[str] = []
+
+    def add(
+        self, arrived_at: float, prompt_tokens: int, output_tokens: int, session: str | None, outcome: str
+    ) -> None:
+        since_start_s = max(0.0, arrived_at - self._started_at)
+        session_id = f'"{self._hash(session)}"' if session else "null"
+        self._lines.append(
+            f'{{"arrived_at":{since_start_s:.6f},"num_prefill_tokens":{prompt_tokens or 1}'
+            f',"num_decode_tokens":{output_tokens or 1},"session_id":{session_id},"outcome":"{outcome}"}}\n'
+        )
+        if len(self._lines) > _MAX_BUFFERED:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._lines:
+            lines, self._lines = self._lines, []
+            self._file.write("".join(lines))
+            self._file.flush()
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+    def _hash(self, session: str) -> str:
+        return hashlib.blake2b(session.encode(), digest_size=8, key=self._salt).hexdigest()

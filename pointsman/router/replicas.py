@@ -1,0 +1,241 @@
+"""The replicas behind the router, and which of them may get a request now."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterator
+from time import monotonic
+from typing import Any
+
+from pointsman.errors import InputError
+from pointsman.router.breaker import HALF_OPEN, OPEN, Breaker
+from pointsman.router.config import Backend, Settings, parse_url
+from pointsman.router.contract import Ledger
+from pointsman.router.upstream import Pool
+
+_MIN_SHARE = 0.05  # of a replica that has just returned
+
+
+class Replica:
+    def __init__(self, backend: Backend, settings: Settings, slot: int) -> None:
+        self.name = backend.url.rstrip("/")
+        self.slot = slot
+        self.calibration = backend.calibration
+        self.address = parse_url(backend.url)
+        self.host = self.address.netloc.encode()
+        self.prefix = self.address.prefix.encode()
+        self.pool = Pool(self.address, settings.limits)
+        self.breaker = Breaker(settings.reliability)
+        self.num_outstanding = 0
+        self.num_sent = 0
+        self.is_healthy = True
+        self.is_draining = False
+        self.is_leaving = False
+        self.is_accepting = True
+        self.models: dict[str, Any] | None = None  # None: not known yet
+        self.returned_at: float | None = None
+        self.num_failed_checks = 0
+
+    @property
+    def state(self) -> str:
+        if self.is_leaving or self.is_draining:
+            return "draining"
+        if not self.is_healthy:
+            return "unhealthy"
+        return {OPEN: "broken", HALF_OPEN: "probing"}.get(self.breaker.state, "ready")
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "slot": self.slot,
+            "state": self.state,
+            "breaker": self.breaker.state,
+            "outstanding": self.num_outstanding,
+            "sent": self.num_sent,
+            "connections": self.pool.num_open,
+            "models": sorted(self.models) if self.models is not None else None,
+        }
+
+
+class Registry:
+    def __init__(self, ledger: Ledger, settings: Settings) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self.by_slot: dict[int, Replica] = {}
+        self.accepting: list[Replica] = []
+        self._returning: list[Replica] = []
+        self._probing: list[Replica] = []
+        self._slots_without: dict[str, frozenset[int]] = {}
+        self.on_change: list[Callable[[Replica, str], None]] = []
+        self.random = random.Random()
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(list(self.by_slot.values()))
+
+    def __len__(self) -> int:
+        return len(self.by_slot)
+
+    def find(self, name: str) -> Replica:
+        for replica in self.by_slot.values():
+            if replica.name == name.rstrip("/") and not replica.is_leaving:
+                return replica
+        known = ", ".join(replica.name for replica in self.by_slot.values())
+        raise InputError("replica", name, "is not one of ours", f"known: {known}")
+
+    def names(self) -> set[str]:
+        return {replica.name for replica in self.by_slot.values() if not replica.is_leaving}
+
+    def add(self, backend: Backend, *, is_returning: bool = False) -> Replica:
+        parse_url(backend.url)
+        if backend.url.rstrip("/") in self.names():
+            raise InputError("replica", backend.url, "is there already", "name another one")
+        slot = self._ledger.add(backend.url.rstrip("/"), backend.calibration)
+        replica = self.by_slot[slot] = Replica(backend, self._settings, slot)
+        if is_returning:
+            replica.returned_at = monotonic()
+        self._ledger.set_accepting(slot, True)
+        self._changed(replica, "added")
+        return replica
+
+    def remove(self, name: str) -> None:
+        """No new requests; gone when the last one is answered."""
+        replica = self.find(name)
+        replica.is_leaving = True
+        self._changed(replica, "leaving")
+        self._part(replica)
+
+    def drain(self, name: str, is_draining: bool) -> None:
+        replica = self.find(name)
+        if replica.is_draining != is_draining:
+            replica.is_draining = is_draining
+            if not is_draining:
+                replica.returned_at = monotonic()
+            self._changed(replica, "draining" if is_draining else "back in service")
+
+    # --- what happened to a replica ---
+
+    def took(self, replica: Replica) -> None:
+        replica.num_outstanding += 1
+        replica.num_sent += 1
+
+    def released(self, replica: Replica) -> None:
+        replica.num_outstanding -= 1
+        if replica.is_leaving:
+            self._part(replica)
+
+    def succeeded(self, replica: Replica) -> None:
+        before = replica.breaker.state
+        replica.breaker.succeeded()
+        if replica.breaker.state != before:
+            replica.returned_at = monotonic()
+            self._changed(replica, "breaker closed")
+
+    def failed(self, replica: Replica, now: float) -> None:
+        before = replica.breaker.state
+        replica.breaker.failed(now)
+        if replica.breaker.state != before:
+            self._changed(replica, "breaker open")
+
+    def checked(self, replica: Replica, is_alive: bool) -> None:
+        """The outcome of an active health check."""
+        replica.num_failed_checks = 0 if is_alive else replica.num_failed_checks + 1
+        if is_alive and not replica.is_healthy:
+            replica.is_healthy = True
+            replica.returned_at = monotonic()
+            self._changed(replica, "healthy")
+        elif replica.is_healthy and replica.num_failed_checks >= self._settings.reliability.health_failures:
+            replica.is_healthy = False
+            self._changed(replica, "unhealthy")
+
+    def set_models(self, replica: Replica, models: dict[str, Any]) -> None:
+        if models != replica.models:
+            replica.models = models
+            self._slots_without.clear()
+
+    def tick(self, now: float) -> None:
+        for replica in self:
+            before = replica.breaker.state
+            replica.breaker.tick(now)
+            if replica.breaker.state != before:
+                self._changed(replica, "breaker half-open")
+            replica.pool.close_old(now)
+        slow_start_s = self._settings.reliability.slow_start_s
+        for replica in self._returning:
+            if replica.returned_at is not None and now - replica.returned_at >= slow_start_s:
+                replica.returned_at = None
+        self._returning = [replica for replica in self._returning if replica.returned_at is not None]
+
+    # --- who may get a request ---
+
+    def serves(self, model: str) -> bool:
+        """Whether some replica has it, or may have it."""
+        return any(replica.models is None or model in replica.models for replica in self.by_slot.values())
+
+    def has_candidate(self, model: str | None, tried: Collection[int]) -> bool:
+        without = self._without(model) if model is not None else ()
+        return self.any_outside({*tried, *without})
+
+    def any_outside(self, excluded: Collection[int]) -> bool:
+        return any(replica.slot not in excluded for replica in self.accepting)
+
+    def to_probe(self, excluded: Collection[int]) -> Replica | None:
+        """A replica whose breaker is half-open: the next request that could still go elsewhere tries it."""
+        if not self._probing:
+            return None
+        for replica in self._probing:
+            is_free = replica.num_outstanding == 0 and replica.slot not in excluded
+            if is_free and self._has_other(replica, excluded):
+                return replica
+        return None
+
+    def excluded(self, model: str | None, tried: Collection[int], now: float) -> Collection[int]:
+        """Slots that may not get this request."""
+        excluded: Collection[int] = self._without(model) if model is not None else ()
+        if not tried and not self._returning and not self._probing:
+            return excluded
+        slots = {*excluded, *tried, *(r.slot for r in self._probing if r.num_outstanding > 0)}
+        slow_start_s = self._settings.reliability.slow_start_s
+        for replica in self._returning:
+            share = (now - (replica.returned_at or 0.0)) / slow_start_s if slow_start_s else 1.0
+            if self.random.random() >= max(share, _MIN_SHARE) and self._has_other(replica, slots):
+                slots.add(replica.slot)
+        return slots
+
+    def least_outstanding(self, excluded: Collection[int]) -> Replica | None:
+        """Ties are broken at random: the first of equals would get everything at low load."""
+        candidates = [replica for replica in self.accepting if replica.slot not in excluded]
+        if not candidates:
+            return None
+        least = min(replica.num_outstanding for replica in candidates)
+        return self.random.choice([r for r in candidates if r.num_outstanding == least])
+
+    def _has_other(self, replica: Replica, excluded: Collection[int]) -> bool:
+        return any(other is not replica and other.slot not in excluded for other in self.accepting)
+
+    def _without(self, model: str) -> frozenset[int]:
+        if model not in self._slots_without:
+            if len(self._slots_without) > 1000:  # clients may ask for any name
+                self._slots_without.clear()
+            self._slots_without[model] = frozenset(
+                slot for slot, r in self.by_slot.items() if r.models is not None and model not in r.models
+            )
+        return self._slots_without[model]
+
+    def _part(self, replica: Replica) -> None:
+        if replica.num_outstanding == 0 and self.by_slot.pop(replica.slot, None) is not None:
+            replica.pool.close()
+            self._ledger.remove(replica.slot)
+            self._changed(replica, "removed")
+
+    def _changed(self, replica: Replica, what: str) -> None:
+        is_present = replica.slot in self.by_slot
+        is_accepting = is_present and replica.state in ("ready", "probing")
+        if is_present and is_accepting != replica.is_accepting:
+            self._ledger.set_accepting(replica.slot, is_accepting)
+        replica.is_accepting = is_accepting
+        self._slots_without.clear()
+        self.accepting = [r for r in self.by_slot.values() if r.is_accepting]
+        self._probing = [r for r in self.accepting if r.breaker.state == HALF_OPEN]
+        self._returning = [r for r in self.by_slot.values() if r.returned_at is not None]
+        for listener in self.on_change:
+            listener(replica, what)

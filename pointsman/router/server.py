@@ -1,0 +1,139 @@
+"""The router as a whole: sockets, the clock, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TextIO
+
+from pointsman.router.chooser import Chooser
+from pointsman.router.config import Backend, Settings
+from pointsman.router.contract import DeciderSource, Ledger
+from pointsman.router.downstream import ClientConnection
+from pointsman.router.health import Watch
+from pointsman.router.holding import Dispatcher
+from pointsman.router.keys import Keys
+from pointsman.router.logs import Log
+from pointsman.router.metrics import Exposition, Metrics
+from pointsman.router.proxy import Proxy
+from pointsman.router.recording import Recorder
+from pointsman.router.replicas import Registry, Replica
+
+_TICK_S = 0.25
+_BACKLOG = 1024
+_FLUSH_S = 1.0  # for the last bytes of answers to leave
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a router is made of, besides its settings."""
+
+    ledger: Ledger
+    deciders: DeciderSource
+    log_to: TextIO
+    policy: str = "default"
+    shadow: str | None = None
+    keys: Keys = field(default_factory=lambda: Keys([]))
+    recorder: Recorder | None = None
+    backend_key: str | None = None
+    logs_requests: bool = True
+
+
+class Router:
+    def __init__(self, parts: Parts, settings: Settings, backends: Sequence[Backend] = ()) -> None:
+        self.settings = settings
+        self.log = Log(parts.log_to, has_requests=parts.logs_requests)
+        self.metrics = Metrics()
+        self.registry = Registry(parts.ledger, settings)
+        for backend in backends:
+            self.registry.add(backend)
+        self.chooser = Chooser(
+            self.registry,
+            parts.deciders,
+            parts.policy,
+            parts.shadow,
+            settings.reliability,
+            self.metrics,
+            self.log,
+        )
+        self.dispatcher = Dispatcher(self.registry, self.chooser, settings.holding, self.metrics)
+        key_header = (
+            b"authorization: Bearer %b\r\n" % parts.backend_key.encode() if parts.backend_key else b""
+        )
+        self.watch = Watch(self.registry, parts.ledger, self.dispatcher, settings.reliability, key_header)
+        self.proxy = Proxy(
+            settings,
+            parts.ledger,
+            self.registry,
+            self.chooser,
+            self.dispatcher,
+            self.metrics,
+            Exposition(self.metrics, self.registry, parts.shadow),
+            self.log,
+            parts.keys,
+            parts.recorder,
+            parts.backend_key,
+        )
+        self.registry.on_change.append(self._log_change)
+        self._server: asyncio.Server | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Returns the port, which was free to choose if 0 was given."""
+        await self.watch.check_all()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: ClientConnection(self.proxy, self.settings.limits), host, port, backlog=_BACKLOG
+        )
+        self._ticking = loop.create_task(self._tick())
+        return port_of(self._server)
+
+    async def stop(self) -> None:
+        """Take no new connections, finish what has begun, then close. What takes too long is given up."""
+        proxy = self.proxy
+        proxy.is_draining = True
+        self.log.event("draining", requests=len(proxy.active))
+        if self._server is not None:
+            self._server.close()
+        for client in list(proxy.clients):
+            client.close_if_idle()
+        give_up_at = monotonic() + self.settings.limits.drain_timeout_s
+        while proxy.active and monotonic() < give_up_at:
+            await asyncio.sleep(0.02)
+        for exchange in list(proxy.active):
+            exchange.give_up()
+        await self._close()
+
+    async def _close(self) -> None:
+        self.watch.stop()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for replica in self.registry:
+            replica.pool.close()
+        clients = self.proxy.clients
+        for client in list(clients):
+            client.close()
+        flushed_by = monotonic() + _FLUSH_S
+        while clients and monotonic() < flushed_by:
+            await asyncio.sleep(0.005)
+        for client in list(clients):
+            client.abort()
+        await asyncio.sleep(0)
+        self.proxy.tick(monotonic())
+        self.log.event("stopped")
+
+    async def _tick(self) -> None:
+        limits = self.settings.limits
+        shortest_s = min(limits.request_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
+        while True:
+            await asyncio.sleep(min(_TICK_S, shortest_s / 4))
+            self.proxy.tick(monotonic())
+
+    def _log_change(self, replica: Replica, what: str) -> None:
+        self.log.event("replica", replica=replica.name, what=what)
+
+
+def port_of(server: asyncio.Server) -> int:
+    return int(server.sockets[0].getsockname()[1])

@@ -1,0 +1,280 @@
+"""Connections to one replica: kept alive, reused, one request at a time on each."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from time import monotonic
+from typing import Protocol, cast
+
+import httptools
+
+from pointsman.router.config import Address, Limits
+from pointsman.router.messages import Headers
+from pointsman.router.sockets import no_delay
+
+_TIMED_OUT = "timed out"
+
+
+class Receiver(Protocol):
+    """Who sent the request; learns of the response as it comes."""
+
+    def on_connected(self, connection: UpstreamConnection) -> None: ...
+
+    def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None: ...
+
+    def on_body(self, data: bytes) -> None: ...
+
+    def on_read(self) -> None:
+        """That was all for now."""
+
+    def on_complete(self) -> None: ...
+
+    def on_failure(self, reason: str, *, is_stale: bool) -> None:
+        """No complete response. `is_stale`: an idle connection was closed by the server as we reused it."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpResponseParser(self)
+        self._receiver: Receiver | None = None
+        self._num_sent = 0
+        self._is_for_head = False
+        self._is_last = False
+        self.idle_since = 0.0
+        self._reset()
+
+    @property
+    def is_reused(self) -> bool:
+        return self._num_sent > 1
+
+    def _reset(self) -> None:
+        self._status = 0
+        self._reason = b""
+        self._headers: Headers = []
+        self._keeps_alive = False
+        self._chunks: list[bytes] = []
+        self._length: int | None = None
+        self._is_until_close = False
+        self._has_answered = False
+        self._is_head_told = False
+        self._is_head_complete = False
+        self._is_complete = False
+        self._is_excessive = False
+
+    # --- what asyncio says ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        no_delay(transport)
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:  # nobody asked
+            self._pool.forget(self)
+            self._transport.abort()
+            return
+        self._has_answered = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._is_complete:
+                self._fail(f"malformed response: {error}")
+                return
+            self._is_excessive = True
+        if self._is_head_complete and not self._is_head_told:
+            self._is_head_told = True
+            receiver.on_head(self._status, self._reason, self._headers, self._length)
+        if self._chunks and self._receiver is receiver:
+            chunks, self._chunks = self._chunks, []
+            receiver.on_body(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+        if self._receiver is receiver:
+            if self._is_complete:
+                self._done(receiver)
+            else:
+                receiver.on_read()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._pool.forget(self)
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            return
+        if self._is_until_close and self._is_head_complete and error is None:
+            receiver.on_complete()
+        elif self._has_answered:
+            receiver.on_failure("response cut short", is_stale=False)
+        else:
+            receiver.on_failure("connection lost before an answer", is_stale=self.is_reused)
+
+    # --- what the parser says ---
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            self._is_excessive = True
+
+    def on_status(self, part: bytes) -> None:
+        self._reason += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_head_complete:  # else it is a trailer
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._is_complete:
+            return
+        self._status = self._parser.get_status_code()
+        if self._status < 200:
+            return
+        self._is_head_complete = True
+        self._keeps_alive = self._parser.should_keep_alive()  # later it has forgotten
+        length, is_chunked = None, False
+        for name, value in self._headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding":
+                is_chunked = True
+        is_bodiless = self._is_for_head or self._status in (204, 304)
+        self._length = None if is_chunked else length
+        self._is_until_close = length is None and not is_chunked and not is_bodiless
+        if self._is_for_head:  # the parser waits for a body that will not come: it cannot be used again
+            self._is_complete = self._is_excessive = True
+
+    def on_body(self, part: bytes) -> None:
+        if not self._is_complete:
+            self._chunks.append(part)
+
+    def on_message_complete(self) -> None:
+        if self._status < 200:  # an interim response; the real one follows
+            self._reason, self._headers = b"", []
+        else:
+            self._is_complete = True
+
+    # --- what the receiver says ---
+
+    def send(
+        self,
+        receiver: Receiver,
+        head: bytes,
+        body: bytes,
+        *,
+        is_for_head: bool = False,
+        is_last: bool = False,
+    ) -> None:
+        """`is_for_head`: of a HEAD request; `is_last`: the connection is not used again."""
+        self._reset()
+        self._is_last = is_last
+        self._receiver = receiver
+        self._num_sent += 1
+        self._is_for_head = is_for_head
+        self._transport.write(head + body)
+
+    def abort(self) -> None:
+        """Nobody waits for this response any more. The server sees it and stops its work."""
+        self._receiver = None
+        self._pool.forget(self)
+        self._transport.abort()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def pause(self) -> None:
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        self._transport.resume_reading()
+
+    def _done(self, receiver: Receiver) -> None:
+        self._receiver = None
+        # A paused one would not notice that the server closes it.
+        is_wanted = self._keeps_alive and not self._is_last
+        is_reusable = is_wanted and not self._is_excessive and self._transport.is_reading()
+        if is_reusable:
+            self._pool.put(self)
+        else:
+            self._pool.forget(self)
+            self._transport.abort()
+        receiver.on_complete()
+
+    def _fail(self, reason: str) -> None:
+        receiver, self._receiver = self._receiver, None
+        self._pool.forget(self)
+        self._transport.abort()
+        if receiver is not None:
+            receiver.on_failure(reason, is_stale=False)
+
+
+class Pool:
+    """The connections to one server."""
+
+    def __init__(self, address: Address, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
+        self.address = address
+        self._limits = limits
+        self._tls = (
+            tls if tls is not None else ssl.create_default_context() if address.scheme == "https" else None
+        )
+        self._idle: deque[UpstreamConnection] = deque()
+        self._open: set[UpstreamConnection] = set()
+        self._dialling: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def take(self) -> UpstreamConnection | None:
+        """An idle connection, the one used last: the others may grow old."""
+        return self._idle.pop() if self._idle else None
+
+    def dial(self, receiver: Receiver) -> asyncio.Task[None]:
+        """Open a new connection; the receiver is told. Cancel the task when it is no longer wanted."""
+        task = asyncio.get_running_loop().create_task(self._dial(receiver))
+        self._dialling.add(task)
+        task.add_done_callback(self._dialling.discard)
+        return task
+
+    async def _dial(self, receiver: Receiver) -> None:
+        try:
+            connection = await self.connect()
+        except OSError as error:
+            receiver.on_failure(f"cannot connect: {_why(error)}", is_stale=False)
+        else:
+            receiver.on_connected(connection)
+
+    async def connect(self) -> UpstreamConnection:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._limits.connect_timeout_s):
+            _, connection = await loop.create_connection(
+                lambda: UpstreamConnection(self), self.address.host, self.address.port, ssl=self._tls
+            )
+        self._open.add(connection)
+        return connection
+
+    def put(self, connection: UpstreamConnection) -> None:
+        connection.idle_since = monotonic()
+        self._idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close_old(self, now: float) -> None:
+        while self._idle and now - self._idle[0].idle_since > self._limits.upstream_keep_alive_s:
+            self._idle.popleft().close()
+
+    def close(self) -> None:
+        for task in list(self._dialling):
+            task.cancel()
+        for connection in list(self._open):
+            connection.abort()
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return _TIMED_OUT
+    return error.strerror or str(error) or type(error).__name__

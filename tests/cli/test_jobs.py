@@ -1,0 +1,169 @@
+"""GPU jobs from the command line: train, evaluate, compare, explain, audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pointsman.cli.train import _source
+from pointsman.errors import InputError
+from pointsman.training.config import load_train_config
+
+from .conftest import Cli
+
+SMALL = ("--set", "env.workload.num_jobs=20", "--set", "env.window=6", "--set", "env.num_gpus=4")
+SHORT = (
+    "--set",
+    "run.headroom_steps=20",
+    "--set",
+    "run.settle_steps=20",
+    "--set",
+    "env.evaluation.episodes=2",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from pointsman.cli.main import main
+
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    arguments = ["train", "--env", "jobs", "--steps", 2048, "--out", folder, *SMALL, *SHORT]
+    assert main([str(argument) for argument in arguments]) == 0
+    return folder
+
+
+def test_training_leaves_a_run(run: Path) -> None:
+    config = load_train_config(run / "config.yaml")
+    assert config.env["kind"] == "jobs"
+    assert config.env["num_gpus"] == 4
+    header = (run / "progress.csv").read_text().splitlines()[0].split(",")
+    wanted = {"invalid_frac", "noop_frac", "eval_block0_return", "eval_sjf_return", "eval_fifo_return"}
+    wanted |= {f"reward/{name}" for name in ("completed", "holding", "noop", "finished", "unfinished")}
+    wanted |= {"eval_random-feasible_return", "eval_min_block_return", "eval_noop_frac"}
+    assert wanted <= set(header)
+
+
+def test_evaluate_judges_by_returns_on_report_seeds(cli: Cli, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    found = cli("evaluate", run, "--seeds", 40, "--json", "--out", out).json
+    assert found["policy"] == "mine"
+    assert (found["seeds"][0], len(found["seeds"])) == (1000, 40)
+    assert found["env"]["window"] == 6
+    assert list(found["policies"])[:2] == ["mine", "fifo"]
+    assert len(found["policies"]) == 10
+    mine = found["policies"]["mine"]
+    assert mine["return"]["low"] < mine["return"]["mean"] < mine["return"]["high"]
+    assert len(mine["blocks"]) == 2
+    assert mine["worst_block"] == min(mine["blocks"])
+    assert mine["means"]["invalid_frac"] == 0
+    sjf = found["policies"]["sjf"]
+    assert sjf["gain"]["mean"] == pytest.approx(mine["return"]["mean"] - sjf["return"]["mean"])
+    assert "| mine" in (out / "table.md").read_text()
+    assert (out / "results.json").exists()
+
+
+def test_evaluate_prints_a_table_that_fits(cli: Cli, run: Path) -> None:
+    result = cli("evaluate", run, "--seeds", 20, "--against", "wide-and-short,sjf")
+    assert (result.status, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert lines[0].split()[:2] == ["policy", "return"]
+    assert [line.split()[0] for line in lines[2:5]] == ["mine", "wide-and-short", "sjf"]
+    assert "Mean returns over 20 episodes (seeds 1000–1019)" in result.out
+    assert max(map(len, lines)) <= 100
+
+
+def test_evaluate_elsewhere_than_it_was_trained(cli: Cli, run: Path) -> None:
+    """A wider window, all jobs at once: the network takes any number of them."""
+    arguments = ("--set", "window=12", "--set", "workload.arrivals=all_at_zero", "--seeds", 10, "--json")
+    found = cli("evaluate", run, *arguments).json
+    assert (found["env"]["window"], found["env"]["workload"]["arrivals"]) == (12, "all_at_zero")
+
+
+def test_compare_heuristics_and_runs(cli: Cli, run: Path) -> None:
+    found = cli("compare", "--env", "jobs", "--seeds", 20, "--json").json
+    assert set(found["policies"]) == {
+        "fifo",
+        "sjf",
+        "random-feasible",
+        "smallest-work-first",
+        "most-gpus-first",
+        "wide-and-short",
+        "easy-backfill",
+        "best-fit",
+        "priority-first",
+    }
+    means: dict[str, Any] = {name: one["return"]["mean"] for name, one in found["policies"].items()}
+    assert max(means, key=means.__getitem__) == "wide-and-short"
+    assert found["policies"]["sjf"]["gain"] is None
+    settings = ("--set", "window=6", "--set", "num_gpus=4", "--set", "workload.num_jobs=20")
+    arguments = ("--policies", f"{run},fifo", "--baseline", "fifo", "--seeds", 6, *settings)
+    result = cli("compare", "--env", "jobs", *arguments)
+    assert result.status == 0
+    assert "more than fifo" in result.out
+    assert [line.split()[0] for line in result.out.splitlines()[2:4]] == ["mine", "fifo"]
+
+
+def test_heuristics_are_listed(cli: Cli) -> None:
+    rows = {row["name"]: row["what"] for row in cli("policies", "--env", "jobs", "--json").json}
+    assert rows["sjf"] == "the shortest that fits"
+    assert "least-work" not in rows
+    assert "wide-and-short" in cli("policies", "--env", "jobs").out
+
+
+def test_explain_what_it_looks_at(cli: Cli, run: Path) -> None:
+    found = cli("explain", run, "--decisions", 64, "--feature", "gpus", "--json").json
+    assert found["scenarios"] == ["jobs"]
+    assert {"duration", "width", "fit", "gpus", "queue", "clock"} <= {one["name"] for one in found["groups"]}
+    assert found["dependence"][0]["part"] == "job"
+    assert "Probability of picking a job" in cli("explain", run, "--decisions", 64).out
+
+
+def test_audit_features(cli: Cli) -> None:
+    found = cli("audit-features", "--env", "jobs", "--decisions", 9000, "--json").json
+    assert {one["part"] for one in found["features"]} == {"job", "context", "critic"}
+    assert [one["name"] for one in found["features"] if one["flags"]] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--env", "job"], "--env = 'job': unknown problem; known: routing, jobs"),
+        (["train", "--env", "jobs", "--preset", "quick"], "--preset = 'quick': given beside --env"),
+        (["train", "--env", "jobs", "--objective", "mean"], "env.objective = 'mean': unknown key"),
+        (["train", "--resume", ".", "--env", "jobs"], "--env = 'jobs': given beside --resume"),
+        (["evaluate", "{run}", "--scenario", "mixed"], "--scenario = 'mixed': means nothing for jobs"),
+        (["evaluate", "{run}", "--against", "lpt"], "policy.kind = 'lpt': unknown policy; known: fifo, sjf"),
+        (["evaluate", "{run}", "--against", "{run}"], "is the policy itself"),
+        (["evaluate", "{run}", "--seeds", "0"], "--seeds = 0: is out of range"),
+        (["evaluate", "{run}", "--set", "windows=3"], "env.windows = 3: unknown key; did you mean 'window'?"),
+        (["evaluate", "{run}", "--set", "num_gpus=5"], "was trained on other context features"),
+        (["compare", "--env", "job"], "env.kind = 'job': unknown kind; kinds: routing, jobs"),
+        (["compare", "--env", "jobs", "--baseline", "least-work"], "policy.kind = 'least-work': unknown"),
+        (
+            ["compare", "--env", "jobs", "--set", "workload.trace=no.csv"],
+            "trace file = 'no.csv': no such file",
+        ),
+        (["compare", "--policies", "{run}"], "was trained on other entity features"),
+        (["explain", "{run}", "--scenario", "mixed"], "means nothing for jobs"),
+        (
+            ["explain", "{run}", "--feature", "gpu"],
+            "--feature = 'gpu': unknown feature; did you mean 'gpus'?",
+        ),
+        (["audit-features", "--env", "jobs", "--policies", "lpt"], "env.teachers = 'lpt': unknown heuristic"),
+    ],
+)
+def test_bad_input_is_one_line(cli: Cli, run: Path, arguments: list[str], message: str) -> None:
+    result = cli(*(argument.replace("{run}", str(run)) for argument in arguments))
+    assert result.status == 2
+    assert len(result.err.splitlines()) == 1
+    assert message in result.err
+    assert not result.out
+
+
+def test_each_problem_has_its_preset() -> None:
+    assert _source(None, None, None) == _source(None, None, "routing") == "quick"
+    assert _source(None, None, "jobs") == "jobs"
+    with pytest.raises(InputError, match=r"CONFIG = 'a\.yaml': given beside --env"):
+        _source(Path("a.yaml"), None, "jobs")

@@ -1,0 +1,286 @@
+"""Every rule, on curves made to show it and on curves that come close but must not trigger it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pointsman.diagnosis.curves import Array, RunLog
+from pointsman.diagnosis.findings import diagnose
+from pointsman.diagnosis.rules import RULES
+
+from .made import CONFIG, GAIN, HEADROOM, ROWS, foreign, found, healthy, make
+
+Columns = dict[str, Array]
+DONE = np.arange(1.0, ROWS + 1) / ROWS
+LATE = np.where(DONE > 0.5, 1.0, 0.0)
+RNG = np.random.default_rng(7)
+FALLING = 0.05 - 0.25 * np.clip(
+    DONE - 0.4, 0.0, None
+)  # a score that goes from above the baseline to behind it
+
+
+def scored(score: Array, noise: float = 0.001) -> Columns:
+    """Healthy, but for the evaluations: noise like that of a real one, on every block."""
+    columns = healthy()
+    seen = np.isfinite(columns["eval_score"])
+    values = np.where(seen, score + RNG.normal(0.0, noise, ROWS), np.nan)
+    for name in ("eval_score", "eval_mean_return"):
+        columns[name] = values
+    columns["eval_min_block_return"] = values - 0.004
+    return columns
+
+
+def with_(columns: Columns, **changes: Any) -> Columns:
+    """Names with a slash are written with two underscores."""
+    changed = dict(columns)
+    for name, values in changes.items():
+        changed[name.replace("__", "/")] = np.broadcast_to(np.asarray(values, float), ROWS).copy()
+    return changed
+
+
+def discount(gamma: float) -> dict[str, Any]:
+    ppo = {**CONFIG["ppo"], "discount": {"kind": "steps", "gamma": gamma, "lam": 0.95}}  # type: ignore[dict-item]
+    return {**CONFIG, "ppo": ppo}
+
+
+def headroom(**changes: float) -> dict[str, Any]:
+    return {**HEADROOM, "gains": {"here": {**GAIN, **changes}}}
+
+
+def stopped(error: str, why: str) -> dict[str, Any]:
+    return {"update": float(ROWS), "error": error, "why": why}
+
+
+def noisy(level: Any, size: float) -> Array:
+    return np.asarray(level + RNG.normal(0.0, size, ROWS))
+
+
+BEHIND = np.full(ROWS, -0.3)
+SHOWS: dict[str, tuple[RunLog, str]] = {
+    "diverged": (make(healthy(), stopped=stopped("DivergedError", "v_loss is not finite")), "bad"),
+    "stale-mask": (make(with_(healthy(), invalid_frac=0.01, invalid_late_frac=noisy(0.97, 0.01))), "bad"),
+    "mask-bug": (make(with_(healthy(), invalid_frac=0.002 * LATE)), "bad"),
+    "other-policy": (make(healthy(), stopped=stopped("RatioError", "the ratio is off 1 by 0.3")), "bad"),
+    "kl-brake-always-on": (
+        make(with_(healthy(), early_stop=1.0, num_steps=1.0, approx_kl_mean=noisy(0.04, 0.005))),
+        "bad",
+    ),
+    "overshoot": (
+        make(
+            with_(
+                scored(np.where(DONE > 0.6, -0.1, 0.05)),
+                approx_kl_mean=np.where(abs(DONE - 0.62) < 0.02, 0.4, 0.0015),
+            )
+        ),
+        "bad",
+    ),
+    "flat-learning": (
+        make(with_(scored(BEHIND), approx_kl_mean=1e-9, entropy_frac=noisy(0.999, 1e-4))),
+        "bad",
+    ),
+    "reward-saturation": (make(with_(healthy(), reward_clipped_frac=noisy(0.8, 0.02))), "bad"),
+    "noop-collapse": (
+        make(
+            with_(
+                scored(FALLING),
+                noop_frac=noisy(0.05 + 0.85 * DONE, 0.02),
+                entropy_frac=1.0 - 0.8 * DONE,
+            )
+        ),
+        "bad",
+    ),
+    "one-entity-collapse": (
+        make(with_(scored(BEHIND), action_frac_max=noisy(0.25 + 0.65 * DONE, 0.01))),
+        "bad",
+    ),
+    "reward-term-dominance": (
+        make(with_(scored(BEHIND), reward_share__latency=0.995, reward_share__age=0.005)),
+        "bad",
+    ),
+    "short-sighted": (make(scored(BEHIND), config=discount(0.5)), "bad"),
+    "training-evaluation-gap": (make(scored(-0.3 - 0.2 * DONE)), "bad"),
+    "baseline-at-the-ceiling": (
+        make(scored(BEHIND), headroom=headroom(share=0.0, per_second=0.0, above_random=0.001)),
+        "bad",
+    ),
+    "critic-bottleneck": (
+        make(with_(scored(BEHIND), explained_variance=noisy(-0.2, 0.3), v_loss=noisy(0.5, 0.05))),
+        "bad",
+    ),
+    "stuck-at-uniform": (
+        make(with_(healthy(), entropy_frac=noisy(0.99, 0.003), mean_ep_return=noisy(-5.0, 0.3))),
+        "bad",
+    ),
+    "entropy-collapse": (
+        make(with_(scored(BEHIND), entropy_frac=np.clip(1.0 - 3.0 * DONE, 0.003, 1.0))),
+        "bad",
+    ),
+    "brittle": (
+        make(with_(scored(0.05 + 0.02 * DONE), eval_min_block_return=noisy(0.04 - 0.1 * LATE, 0.003))),
+        "bad",
+    ),
+    "oscillation": (make(scored(0.05 + 0.03 * np.where(np.arange(ROWS) % 10 < 5, 1.0, -1.0))), "warning"),
+    "slow-drift": (make(scored(0.06 - 0.05 * np.clip(DONE - 0.3, 0.0, None) / 0.7)), "bad"),
+    "best-early": (make(scored(0.06 - 0.05 * np.clip(DONE - 0.3, 0.0, None) / 0.7)), "warning"),
+    "futile-exploration": (
+        make(with_(scored(BEHIND), temperature=1.1 ** np.floor(4.0 * DONE), entropy_frac=noisy(0.5, 0.01))),
+        "note",
+    ),
+    "kl-brake-never": (make(with_(healthy(), early_stop=0.0, approx_kl_mean=noisy(0.09, 0.01))), "warning"),
+    "slower-than-the-environment": (make(with_(healthy(), time__env_s=0.05)), "note"),
+    "stopped": (make(healthy(), stopped=stopped("RankError", "training process 1 failed")), "warning"),
+}
+
+# Close to it: what must not trigger the rule.
+SPARES: dict[str, RunLog] = {
+    "diverged": make(healthy(), stopped=stopped("RankError", "a process was killed")),
+    "stale-mask": make(with_(healthy(), invalid_frac=0.1, invalid_late_frac=0.3)),
+    "mask-bug": make(with_(healthy(), invalid_frac=0.01, invalid_late_frac=0.95)),  # is stale
+    "other-policy": make(healthy(), stopped=stopped("SafetyError", "the KL of an update was 3")),
+    "kl-brake-always-on": make(with_(healthy(), early_stop=(RNG.random(ROWS) < 0.5))),
+    "overshoot": make(with_(healthy(), approx_kl_mean=np.where(np.arange(ROWS) == 60, 0.3, 0.0015))),
+    "flat-learning": make(with_(scored(np.full(ROWS, 0.05)), approx_kl_mean=1e-6)),  # good from the start
+    "reward-saturation": make(with_(healthy(), reward_clipped_frac=0.1, reward_zero_frac=0.6)),
+    "noop-collapse": make(with_(healthy(), noop_frac=noisy(0.05 + 0.6 * DONE, 0.02))),  # holding pays
+    "one-entity-collapse": make(with_(scored(BEHIND), action_frac_max=noisy(0.85, 0.01))),  # from the start
+    "reward-term-dominance": make(  # the other term fades because it is avoided
+        with_(
+            scored(BEHIND),
+            reward_share__latency=1.0 - 0.3 * (DONE < 0.3),
+            reward_share__age=0.3 * (DONE < 0.3),
+        )
+    ),
+    "short-sighted": make(healthy(), config=discount(0.5)),  # but it works
+    "training-evaluation-gap": make(
+        with_(scored(BEHIND), mean_ep_return=noisy(-5.0, 0.3), reward_mean=noisy(0.0, 1.0))
+    ),
+    "baseline-at-the-ceiling": make(healthy(), headroom=headroom(share=0.2)),
+    "critic-bottleneck": make(with_(healthy(), explained_variance=noisy(0.4, 0.6))),
+    "stuck-at-uniform": make(with_(healthy(), entropy_frac=noisy(1.0 - 0.3 * DONE, 0.01))),
+    "entropy-collapse": make(
+        with_(healthy(), entropy_frac=np.clip(1.0 - 1.2 * DONE, 0.01, 1.0))
+    ),  # at the end
+    "brittle": make(with_(scored(0.05 + 0.02 * DONE), eval_min_block_return=noisy(0.04, 0.006))),
+    "oscillation": make(scored(np.full(ROWS, 0.05), noise=0.004)),
+    "slow-drift": make(scored(np.full(ROWS, 0.05), noise=0.004)),
+    "best-early": make(scored(0.05 - 0.003 * DONE)),
+    "futile-exploration": make(
+        with_(
+            scored(BEHIND),
+            temperature=1.1 ** np.floor(4.0 * DONE),
+            entropy_frac=0.3 + 0.1 * np.floor(4.0 * DONE),
+        )
+    ),
+    "kl-brake-never": make(with_(healthy(), early_stop=0.0)),
+    "slower-than-the-environment": make(with_(healthy(), time__env_s=0.25)),
+    "stopped": make(healthy()),
+}
+
+
+def test_every_rule_has_both_tests() -> None:
+    assert set(SHOWS) == set(SPARES) == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_a_rule_sees_what_it_is_for(name: str) -> None:
+    log, severity = SHOWS[name]
+    assert found(log).get(name) == severity
+
+
+@pytest.mark.parametrize("name", SPARES)
+def test_a_rule_is_silent_where_it_only_looks_like_it(name: str) -> None:
+    assert found(SPARES[name]).get(name, "note") == "note"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_alone_triggers_nothing(seed: int) -> None:
+    diagnosis = diagnose(make(healthy(seed)))
+    assert diagnosis.is_clean, [str(one) for one in diagnosis.findings]
+    assert diagnosis.margins
+    assert not diagnosis.not_judged
+
+
+@pytest.mark.parametrize("rows", [8, 20, 400])
+def test_short_and_long_runs_are_no_reason_for_findings(rows: int) -> None:
+    assert diagnose(make(healthy(3, rows))).is_clean
+
+
+def test_causes_come_before_symptoms() -> None:
+    """A step that is far too small leaves the policy uniform and the critic blind too."""
+    columns = with_(
+        scored(BEHIND),
+        approx_kl_mean=1e-10,
+        entropy_frac=noisy(0.999, 1e-4),
+        mean_ep_return=noisy(-5.0, 0.3),
+        explained_variance=noisy(-0.5, 0.2),
+        v_loss=noisy(1.4, 0.1),
+    )
+    names = list(found(make(columns)))
+    assert names[0] == "flat-learning"
+    assert {"critic-bottleneck", "stuck-at-uniform"} <= set(names)
+
+
+Change = Callable[[Columns], Columns]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda columns: columns, None),
+        (
+            lambda columns: with_(columns, approx_kl_mean=1e-9, mean_ep_return=noisy(20.0, 1.0)),
+            "flat-learning",
+        ),
+        (lambda columns: with_(columns, mean_ep_return=400.0 * DONE * (DONE < 0.7) + 20.0), "slow-drift"),
+        (
+            lambda columns: with_(columns, explained_variance=noisy(0.0, 0.02), mean_ep_return=20.0),
+            "critic-bottleneck",
+        ),
+    ],
+)
+def test_a_log_of_training_alone_is_judged_by_its_returns(change: Change, expected: str | None) -> None:
+    """As CleanRL writes it: no evaluation, no baseline, episodes that end when they end."""
+    names = ("update", "entropy_frac", "approx_kl_mean", "explained_variance", "v_loss")
+    columns = {name: healthy()[name] for name in names}
+    columns["mean_ep_return"] = noisy(20.0 + 400.0 * (1.0 - np.exp(-5.0 * DONE)), 15.0)
+    names_found = [name for name, severity in found(foreign(change(columns))).items() if severity != "note"]
+    assert (names_found[:1] or [None])[0] == expected
+
+
+def test_exploration_that_ends_early_is_worth_a_word_though_the_score_is_fine() -> None:
+    early = with_(scored(np.full(ROWS, 0.05)), entropy_frac=np.clip(1.0 - 4.0 * DONE, 0.01, 1.0))
+    assert found(make(early)) == {"entropy-collapse": "warning"}
+
+
+def test_a_policy_that_cannot_move_because_it_is_sure_is_not_called_flat() -> None:
+    columns = with_(scored(BEHIND), entropy_frac=np.clip(1.0 - 9.0 * DONE, 1e-4, 1.0), approx_kl_mean=1e-9)
+    assert "flat-learning" not in found(make(columns))
+    assert found(make(columns))["entropy-collapse"] == "bad"
+
+
+def test_what_began_when() -> None:
+    log, _ = SHOWS["mask-bug"]
+    (finding,) = [one for one in diagnose(log).findings if one.name == "mask-bug"]
+    assert (finding.began_at, finding.x_name) == (ROWS / 2 + 1, "update")
+    drift = next(one for one in diagnose(SHOWS["slow-drift"][0]).findings if one.name == "slow-drift")
+    assert drift.began_at == pytest.approx(0.3 * ROWS, abs=15)
+
+
+def test_early_in_a_run_slow_things_are_not_judged() -> None:
+    log, _ = SHOWS["stuck-at-uniform"]
+    early = {name: values[:20] for name, values in log.columns.items()}
+    diagnosis = diagnose(make(early))
+    assert "stuck-at-uniform" not in {one.name for one in diagnosis.findings}
+    assert {"stuck-at-uniform": "too early: 16% of the run"}.items() <= {
+        one.name: one.why for one in diagnosis.not_judged
+    }.items()
+
+
+def test_every_rule_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+    assert [name for name in SHOWS if f"| `{name}` |" not in page] == []

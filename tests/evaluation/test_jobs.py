@@ -1,0 +1,146 @@
+"""Policies judged in the compiled simulator decide as they do in the environment that they are trained in."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pointsman.envs import jobs as envs
+from pointsman.envs.jobs import JobsEnv, JobsSpec
+from pointsman.errors import InputError
+from pointsman.evaluation import jobs as evaluation
+from pointsman.evaluation.jobs import JobsJudge, Selection
+from pointsman.evaluation.scenarios import REPORT_SEEDS, SELECTION_SEEDS
+from pointsman.jobs.observation import job_space
+from pointsman.jobs.workload import draw_jobs
+from pointsman.policies.checkpoint import Checkpoint, NetworkSpec
+from pointsman.spec import parse_spec
+from pointsman.training.losses import policy_logp
+from pointsman.training.networks import TensorObservation, build_network, from_checkpoint, to_checkpoint
+
+torch.set_num_threads(1)
+
+SMALL: dict[str, Any] = {"num_gpus": 4, "window": 6, "workload": {"num_jobs": 25}}
+
+
+def make_spec(**fields: Any) -> JobsSpec:
+    return parse_spec(JobsSpec, SMALL | fields, "env")
+
+
+@cache
+def untrained(kind: str = "pooled", seed: int = 0, features: str = "full", **fields: Any) -> Checkpoint:
+    """With weights large enough to prefer something, and to start a job where it can."""
+    spec = make_spec(features=features, **fields)
+    hint = {"hint": "missing", "hint_strength": 5.0} if features == "full" else {}
+    network_spec = NetworkSpec.model_validate({"kind": kind, "width": 8, **hint})
+    network = build_network(network_spec, job_space(spec.num_gpus, spec.window, features == "full"), seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.startswith("head."):
+                parameter.mul_(20.0)
+    return to_checkpoint(network, {})
+
+
+def play_in_torch(
+    checkpoint: Checkpoint, spec: JobsSpec, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> dict[int, float]:
+    """Returns by seed, through the environment and the network that is trained."""
+    to_draw = iter(seeds)
+    monkeypatch.setattr(
+        envs, "draw_jobs", lambda workload, gpus, _: draw_jobs(workload, gpus, next(to_draw, 0))
+    )
+    env, network = JobsEnv(spec, len(seeds)), from_checkpoint(checkpoint)
+    seen = env.reset(0)
+    state = network.initial_state(len(seeds))
+    found: dict[int, float] = {}
+    while len(found) < len(seeds):
+        with torch.inference_mode():
+            logits, state = network.act(TensorObservation.from_numpy(seen), state)
+        step = env.step(logits.argmax(-1).numpy())
+        for episode in step.episodes:
+            found.setdefault(seeds[episode.env], episode.episode_return)
+        seen = step.observation
+    return found
+
+
+@pytest.mark.parametrize("kind", ["pooled", "attention", "attention+gru", "mlp"])
+@pytest.mark.parametrize("features", ["original", "full"])
+def test_a_network_decides_alike_in_the_kernel_and_in_training(
+    kind: str, features: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, checkpoint = make_spec(features=features, max_steps=200), untrained(kind, features=features)
+    seeds = range(12)
+    ours = JobsJudge(spec).play(checkpoint, seeds)
+    theirs = play_in_torch(checkpoint, spec, seeds, monkeypatch)
+    assert ours["return"] == pytest.approx([theirs[seed] for seed in seeds], abs=1e-9)
+    assert len(np.unique(ours["return"])) == 12
+    assert not ours["invalid_frac"].any()
+
+
+def test_another_network_decides_otherwise() -> None:
+    judge = JobsJudge(make_spec())
+    one, other = (judge.play(untrained(seed=seed), range(12))["return"] for seed in (0, 1))
+    assert not np.allclose(one, other)
+
+
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = JobsJudge(make_spec())
+    on_two = judge.play(untrained(), range(9))
+    monkeypatch.setattr(evaluation, "NUM_THREADS", 1)
+    on_one = judge.play(untrained(), range(9))
+    assert all(np.array_equal(on_two[name], on_one[name]) for name in on_two)
+
+
+def test_other_features_are_refused() -> None:
+    with pytest.raises(InputError, match="mine = 'entity_features': was trained on other entity features"):
+        JobsJudge(make_spec(features="original")).play(untrained(), range(2), "mine")
+    with pytest.raises(InputError, match="was trained on other context features"):
+        JobsJudge(make_spec(num_gpus=5)).play(untrained(), range(2))
+    with pytest.raises(InputError, match="an mlp for 6 entities"):
+        JobsJudge(make_spec(window=7)).play(untrained("mlp"), range(2))
+    assert len(JobsJudge(make_spec(window=9)).play(untrained(), range(2))["return"]) == 2
+
+
+def test_what_the_trainer_is_told() -> None:
+    select = Selection(make_spec(evaluation={"blocks": 3, "episodes": 4}))
+    assert list(select.seeds) == list(range(12))
+    assert set(select.seeds) < set(SELECTION_SEEDS)
+    assert not set(SELECTION_SEEDS) & set(REPORT_SEEDS)
+    metrics = select(untrained())
+    played = select.judge.play(untrained(), range(12))["return"].reshape(3, 4).mean(axis=1)
+    assert [metrics[f"eval_block{k}_return"] for k in range(3)] == pytest.approx(played)
+    assert metrics["eval_score"] == metrics["eval_mean_return"] == pytest.approx(played.mean())
+    assert metrics["eval_min_block_return"] == played.min()
+    assert metrics["eval_max_block_return"] == played.max()
+    assert metrics["eval_invalid_frac"] == 0
+    assert 0 < metrics["eval_noop_frac"] < 1
+    rivals = {name: metrics[f"eval_{name}_return"] for name in ("random-feasible", "fifo", "sjf")}
+    assert metrics["eval_baseline_score"] == max(rivals.values())
+    for name, value in rivals.items():
+        assert value == pytest.approx(select.judge.play(name, range(12))["return"].mean())
+
+
+@pytest.mark.parametrize("hint", [None, "missing"])
+def test_doing_nothing_does_not_dominate_at_the_start(hint: str | None) -> None:
+    """Where a job fits, an untrained network does nothing as often as it starts any one job, at most."""
+    strength = 4.0 if hint else 0.0
+    spec = NetworkSpec(width=32, hint=hint, hint_strength=strength)
+    env = JobsEnv(JobsSpec(warmup_steps=800), 64)
+    network = build_network(spec, env.space, seed=0)
+    seen = TensorObservation.from_numpy(env.reset(0))
+    network.observe(seen)
+    with torch.inference_mode():
+        share = policy_logp(network.act(seen)[0], 1.0).exp()
+    num_fitting = seen.action_mask[:, 1:].sum(1)
+    is_open = num_fitting > 0
+    assert 16 < is_open.sum() < 64
+    even = 1 / (1 + num_fitting[is_open] * np.exp(strength))
+    assert (share[is_open, 0] / even).numpy() == pytest.approx(1.0, abs=0.35)
+    assert share[~is_open, 0].numpy() == pytest.approx(1.0)
+    if hint:
+        assert (share[is_open].argmax(1) > 0).all()
+        assert share[is_open, 0].mean() < 0.01

@@ -1,0 +1,126 @@
+"""Verdicts are honest: they name what got worse, and do not call noise a gain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pointsman.evaluation.bootstrap import Ratio
+from pointsman.evaluation.compare import HEADLINES
+from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, by_evaluations, interval
+from pointsman.report.comparison import ComparisonReport
+from pointsman.report.evaluation import EvaluationReport
+from pointsman.report.returns_page import verdict_of as verdict_of_returns
+from pointsman.report.verdict import verdict_of
+
+from .factories import make_comparison
+
+RNG = np.random.default_rng(1)
+BASE = RNG.uniform(2.0, 2.2, 8)
+
+
+def report(**policies: np.ndarray) -> EvaluationReport:
+    """The first policy is judged against least-outstanding, then the others."""
+    names = {name.replace("_", "-"): list(values) for name, values in policies.items()}
+    first = next(iter(names))
+    values = {first: names.pop(first), "least-outstanding": list(BASE), **names}
+    return EvaluationReport(ComparisonReport([make_comparison(values)], "", 0.0))
+
+
+def test_better() -> None:
+    verdict = verdict_of(report(least_work=0.7 * BASE, random=9 * BASE))
+    assert verdict.tone == BETTER
+    plain = verdict.sentence.replace("\N{NO-BREAK SPACE}", " ")
+    assert plain.startswith("least-work beats least-outstanding: TTFT mean −30 % [")
+    assert "Also: better than random." in verdict.details
+    assert "8 seeds (1000–1007)" in verdict.details[-1] and "95 % intervals" in verdict.details[-1]
+
+
+def test_worse_is_said_so() -> None:
+    verdict = verdict_of(report(least_work=1.2 * BASE))
+    assert verdict.tone == WORSE
+    assert verdict.sentence.startswith("least-work is worse than least-outstanding: ")
+
+
+def test_noise_is_no_gain() -> None:
+    verdict = verdict_of(report(least_work=BASE * RNG.uniform(0.9, 1.1, 8)))
+    assert verdict.tone == UNCLEAR
+    assert verdict.sentence.startswith("least-work is not clearly better than least-outstanding: ")
+
+
+def test_one_seed_cannot_tell() -> None:
+    values = {"least-work": [1.0], "least-outstanding": [2.0]}
+    one = EvaluationReport(ComparisonReport([make_comparison(values)], "", 0.0))
+    verdict = verdict_of(one)
+    assert verdict.tone == UNCLEAR
+    assert verdict.sentence.startswith("One seed cannot tell whether least-work beats least-outstanding")
+    assert "Fewer than 6 seeds" in verdict.details[-1]
+
+
+def test_a_lost_tail_is_mixed() -> None:
+    one = report(least_work=0.7 * BASE)
+    metrics = one.comparisons[0].metrics["least-work"]
+    assert isinstance(metrics, dict)
+    metrics["e2e_p99_s"] = 1.3 * BASE
+    verdict = verdict_of(one)
+    assert verdict.tone == UNCLEAR
+    assert ", but is worse on e2e\N{NO-BREAK SPACE}P99\N{NO-BREAK SPACE}+30" in verdict.sentence
+
+
+def test_a_better_rival_is_named_in_the_sentence() -> None:
+    verdict = verdict_of(report(least_work=0.7 * BASE, least_delay=0.5 * BASE))
+    assert verdict.tone == UNCLEAR
+    assert verdict.sentence.endswith(" But least-delay does better.")
+    assert any(line.startswith("Also: worse than least-delay (TTFT") for line in verdict.details)
+
+
+def test_scenarios_that_got_worse_are_named() -> None:
+    good = make_comparison({"least-work": list(0.5 * BASE), "least-outstanding": list(BASE)})
+    bad = make_comparison({"least-work": list(1.2 * BASE), "least-outstanding": list(BASE)}, name="bursty")
+    verdict = verdict_of(EvaluationReport(ComparisonReport([good, bad], "", 0.0)))
+    assert verdict.tone == BETTER
+    (line,) = [line for line in verdict.details if line.startswith("Worse than")]
+    assert line.startswith("Worse than least-outstanding in 1 of 2 scenarios: bursty (TTFT")
+    assert all(header in line for header in ("e2e", "+20"))
+    assert len(HEADLINES) == 4
+
+
+@pytest.mark.parametrize(
+    ("blocks", "tone", "words"),
+    [
+        ([0.3, 0.31, 0.29, 0.3], BETTER, "x beats sjf: score 0.3 against 0."),
+        ([-0.3, -0.31, -0.29, -0.3], WORSE, "x is worse than sjf"),
+        ([0.9, -0.5, 0.6, -0.8], UNCLEAR, "x is not clearly better than sjf"),
+        ([0.3], UNCLEAR, "x is above sjf"),
+    ],
+)
+def test_by_the_evaluations_of_the_run(blocks: list[float], tone: str, words: str) -> None:
+    mean = float(np.mean(blocks))
+    best = {"update": 5, "eval_score": mean, "eval_mean_return": mean, "eval_baseline_score": 0.0}
+    best |= {f"eval_block{index}_return": value for index, value in enumerate(blocks)}
+    verdict = by_evaluations("x", {"best": best}, "sjf").verdict
+    assert verdict.tone == tone
+    assert verdict.sentence.startswith(words)
+    assert "the seeds that chose this checkpoint" in verdict.details[0]
+
+
+def test_nothing_to_judge() -> None:
+    for evaluations in ({}, {"best": {}}, {"best": {"eval_score": None}}):
+        verdict = by_evaluations("x", evaluations, "sjf").verdict
+        assert (verdict.tone, verdict.sentence) == (UNCLEAR, "x cannot be judged: it has no evaluation yet.")
+
+
+def test_the_interval_of_a_mean() -> None:
+    """Student's t by the book: 1, 2, 3 have the mean 2 ± 4.303 / √3."""
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-3)
+    assert np.isnan(interval([1.0])).all()
+
+
+def test_by_returns() -> None:
+    gains = {"sjf": Ratio(0.1, 0.05, 0.15), "fifo": Ratio(0.2, 0.1, 0.3)}
+    verdict = verdict_of_returns("x", gains, "sjf", range(1000, 1300))
+    assert (verdict.tone, verdict.sentence) == (BETTER, "x beats sjf: +0.100 [0.050, 0.150] in return.")
+    gains["best-fit"] = Ratio(-0.2, -0.3, -0.1)
+    verdict = verdict_of_returns("x", gains, "sjf", range(1000, 1300))
+    assert verdict.tone == UNCLEAR and verdict.sentence.endswith("But best-fit does better.")
+    assert verdict_of_returns("x", {"sjf": Ratio(-0.1, -0.2, -0.01)}, "sjf", range(9)).tone == WORSE

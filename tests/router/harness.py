@@ -1,0 +1,171 @@
+"""A router in this process, and a client that sees every byte."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from pointsman.router.config import Backend, Settings
+from pointsman.router.server import Parts, Router
+from tests.router.fakes import FakeDecider, FakeLedger
+from tests.router.mock import Behaviour, Mock, mocks, ok
+
+Scenario = Callable[[], Awaitable[None]]
+CHAT = "/v1/chat/completions"
+# Checks in the background would change what a test counts: only tests that need them speed them up.
+QUIET = {"health_interval_s": 3600, "scrape_interval_s": 3600, "models_interval_s": 3600, "slow_start_s": 0}
+
+
+def run(scenario: Scenario, timeout_s: float = 15.0) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(timeout_s):
+            await scenario()
+
+    uvloop.run(limited())
+
+
+@dataclass
+class Answered:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    is_whole: bool = True
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Wire:
+    """One connection of a client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, method: str = "POST") -> Answered:
+        """The next response; raises IncompleteReadError where the connection ends before its head."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.strip().split("\r\n")
+        code = int(first.split(" ")[1])
+        pairs = [(line.partition(": ")[0], line.partition(": ")[2]) for line in lines]
+        headers = dict(pairs)
+        assert len(headers) == len(pairs), "a header came twice"
+        answered = Answered(code, headers, b"")
+        if method == "HEAD" or code in (100, 204, 304):
+            return answered
+        try:
+            if "content-length" in headers:
+                answered.body = await self.reader.readexactly(int(headers["content-length"]))
+            elif headers.get("transfer-encoding") == "chunked":
+                while size := int(await self.reader.readline(), 16):
+                    answered.body += await self.reader.readexactly(size)
+                    await self.reader.readexactly(2)
+                await self.reader.readexactly(2)
+            else:
+                answered.body = await self.reader.read()
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            answered.is_whole = False
+        return answered
+
+    async def is_closed(self, within_s: float = 3.0) -> bool:
+        """Nothing more comes."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self.reader.read() == b""
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+
+
+def post(
+    body: Any = None, path: str = CHAT, headers: str = "", *, stream: bool = False, version: str = "1.1"
+) -> bytes:
+    if body is None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello there"}], "stream": stream}
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/{version}\r\nhost: router\r\ncontent-type: application/json\r\n{headers}"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+def get(path: str, headers: str = "", method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nhost: router\r\n{headers}\r\n".encode()
+
+
+@dataclass
+class Cluster:
+    router: Router
+    ledger: FakeLedger
+    decider: FakeDecider
+    mocks: list[Mock]
+    port: int
+    log: io.StringIO
+
+    @asynccontextmanager
+    async def wire(self) -> AsyncIterator[Wire]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+        try:
+            yield Wire(reader, writer)
+        finally:
+            writer.close()
+
+    async def ask(self, request: bytes | None = None, method: str = "POST") -> Answered:
+        async with self.wire() as wire:
+            await wire.send(request or post())
+            return await wire.answer(method)
+
+    def logged(self) -> list[dict[str, Any]]:
+        self.router.log.flush()
+        return [json.loads(line) for line in self.log.getvalue().splitlines()]
+
+    @property
+    def num_heard(self) -> list[int]:
+        return [len(mock.heard) for mock in self.mocks]
+
+
+@asynccontextmanager
+async def cluster(
+    *behaviours: Behaviour,
+    limits: dict[str, Any] | None = None,
+    holding: dict[str, Any] | None = None,
+    reliability: dict[str, Any] | None = None,
+    **parts: Any,
+) -> AsyncIterator[Cluster]:
+    settings = Settings.model_validate(
+        {"limits": limits or {}, "holding": holding or {}, "reliability": QUIET | (reliability or {})}
+    )
+    ledger, log = FakeLedger(), io.StringIO()
+    deciders: dict[str, FakeDecider] = {}
+
+    def decider_named(name: str) -> FakeDecider:
+        return deciders.setdefault(name, FakeDecider(ledger))
+
+    async with mocks(*behaviours or (ok, ok)) as servers:
+        made = Parts(**{"ledger": ledger, "deciders": decider_named, "log_to": log, "policy": "fake"} | parts)
+        router = Router(made, settings, [Backend(url=mock.url) for mock in servers])
+        port = await router.start("127.0.0.1", 0)
+        try:
+            yield Cluster(router, ledger, deciders["fake"], servers, port, log)
+            assert not router.proxy.active, "requests left behind"
+            assert not ledger.open, "books left open"
+        finally:
+            await router.stop()
+
+
+async def until(condition: Callable[[], bool], within_s: float = 3.0) -> None:
+    """Wait for something that happens in the background."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
