@@ -25,7 +25,9 @@ PRESETS = Path(__file__).parent / "presets"
 class RunSpec(Spec):
     """How long, how much at a time, how often. An update is T rollout steps of all N environments."""
 
-    minutes: float | None = Field(default=None, gt=0, description="length of the run [min]; or give steps")
+    minutes: float | None = Field(
+        default=None, gt=0, description="length of the run [min], once kernels are compiled; or give steps"
+    )
     steps: int | None = Field(
         default=None, ge=1, description="length of the run [decisions]; or give minutes"
     )

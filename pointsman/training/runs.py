@@ -202,6 +202,7 @@ class Run:
         """Whether there is anything to gain; shown, and written with the first result."""
         env = make_env(self.config.env, NUM_HEADROOM_ENVS)
         self._headroom = find_headroom(env, self.config.run.headroom_steps, self.config.run.seed)
+        self._started = time.monotonic()  # kernels were compiled meanwhile, perhaps: that is no training
         self.show.headroom(self._headroom)
 
     def prepared(self, metrics: dict[str, float]) -> None:
