@@ -42,8 +42,8 @@ from pointsman.training.problems import make_env
 from pointsman.training.safety import SafetyError
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "diagnosis.md"
-TUNING_SEEDS, TUNING_HEALTHY = range(2), (range(2), range(1))
-SEEDS, HEALTHY_SEEDS = range(10, 12), (range(10, 20), range(10, 13))  # from nothing, and after a warm start
+TUNING_SEEDS, TUNING_HEALTHY = (0, 1, 10, 11), (range(2), range(1))
+SEEDS, HEALTHY_SEEDS = range(20, 22), (range(20, 30), range(20, 23))  # from nothing, and after a warm start
 
 # Small enough for half a minute, large enough to learn, from nothing, to beat the baseline.
 CONFIG: dict[str, Any] = {
@@ -291,7 +291,9 @@ class Outcome(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        return self.first in self.fault.names if self.fault.names else self.diagnosis.is_clean
+        if not self.fault.names:
+            return self.diagnosis.is_clean
+        return not self.diagnosis.is_clean and self.first in self.fault.names
 
 
 def main() -> None:
@@ -339,9 +341,10 @@ def report(outcomes: list[Outcome], minutes: float) -> str:
             "# Does the diagnosis name what was broken?",
             "",
             "Short training runs that were really broken, one fault each, and healthy ones, diagnosed by",
-            "`pointsman diagnose`. Right means: the planted fault comes first; for healthy runs: nothing",
-            "above a note. Thresholds were set on other training seeds. Where the trainer refuses to go on",
-            "(masks), the run ends at its first update: that row and the reason are all there is.",
+            "`pointsman diagnose`. Right means: the planted fault comes first and is more than a note; for",
+            "healthy runs: nothing above a note. Thresholds were set on other training seeds. Where the",
+            "trainer refuses to go on (masks), the run ends at its first update: that row and the reason are",
+            "all there is.",
             "",
             "```",
             shlex.join(["python", *sys.argv]),

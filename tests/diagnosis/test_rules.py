@@ -155,7 +155,7 @@ SPARES: dict[str, RunLog] = {
             reward_share__age=0.3 * (DONE < 0.3),
         )
     ),
-    "short-sighted": make(healthy(), config=discount(0.5)),  # but it works
+    "short-sighted": make(healthy(), config=discount(0.85)),  # but it works
     "training-evaluation-gap": make(
         with_(scored(BEHIND), mean_ep_return=noisy(-5.0, 0.3), reward_mean=noisy(0.0, 1.0))
     ),

@@ -178,6 +178,7 @@ ENTROPY_RULES = (
         "the entropy bonus or the temperature outweighs the advantages, or there is nothing to learn from",
         "entropy coefficient times entropy against the size of pg_loss",
         (LOWER_ENTROPY, LOWER_TEMPERATURE, RAISE_LR),
+        min_rows=20,
         from_fraction=0.5,
     ),
     Rule(

@@ -31,7 +31,7 @@ CLIPPED = 0.25  # of the rewards
 ZERO = 0.9
 DOMINANT = 0.97  # of the size of all terms
 SMALL_GAIN = 0.05  # of the way from the worst policy to the best
-FEW_DECISIONS = 10  # a horizon; or a share of an episode
+NEXT_DECISIONS, FEW_DECISIONS = 4, 10  # a horizon; or a share of an episode
 HORIZON_SHARE = 0.01
 CLEAR_RISE = 2.5  # standard errors
 
@@ -116,11 +116,12 @@ def short_sighted(log: RunLog) -> Looked:
         FEW_DECISIONS,
         HORIZON_SHARE * float(np.median(lengths)) if len(lengths) else 0.0,
     )
-    if horizon >= limit or not score.trouble:
+    if horizon >= limit or (not score.trouble and horizon >= NEXT_DECISIONS):
         return Margin("horizon, in decisions", horizon, limit, "below")
     text = f"rewards further than {horizon:.3g} decisions away hardly count"
     text += f" (an episode has {np.median(lengths):.0f})" if len(lengths) else ""
-    return Evidence("bad", f"{text}; {score.trouble}", {"horizon": horizon}, score.name)
+    text += f"; {score.trouble}" if score.trouble else ""
+    return Evidence("bad" if score.trouble else "warning", text, {"horizon": horizon}, score.name)
 
 
 def _horizon(log: RunLog) -> float | None:

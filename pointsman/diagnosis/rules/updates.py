@@ -41,7 +41,7 @@ TINY_KL = 1e-5
 NO_KL = 1e-7
 SMALL_KL = 1e-4
 EXPLAINED = 0.15  # of the variance of returns
-BLIND = 0.05
+BLIND = 0.1
 LONG_BLIND = 30  # updates: a critic that is blind for longer is worth a word though the score is fine
 KEPT_LOSS = 0.3  # of the value loss at first
 ENV_SHARE = 0.15  # of the time
@@ -165,7 +165,7 @@ def critic_bottleneck(log: RunLog) -> Looked:
     is_blind = best < BLIND
     if len(losses) and log.is_ours:  # in units of the returns' spread: from about 0.5 it should fall
         kept = float(np.median(losses.tail(0.5)) / max(float(losses.y[0]), 1e-12))
-        is_blind = (best < EXPLAINED and kept > KEPT_LOSS / 3) or (late < 0 and kept > KEPT_LOSS)
+        is_blind = (best < EXPLAINED and kept > KEPT_LOSS / 3) or (late < EXPLAINED and kept > KEPT_LOSS)
         text += f"; v_loss is {kept:.0%} of its first value"
     if not is_blind:
         began = since(explained, smooth < EXPLAINED)
