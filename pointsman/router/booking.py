@@ -198,7 +198,7 @@ def record_tokens(sims, streams, i, num_tokens, now):
 
 @entry_point
 def record_finished(sims, streams, i, num_output, now):
-    """num_output: by the server's own count, or -1."""
+    """num_output: by the server's own count, or -1. -> the length of its prompt, as booked"""
     sim = sim_at(sims, 0)
     sim.now = now
     request = request_at(sim.requests, i)
@@ -215,6 +215,7 @@ def record_finished(sims, streams, i, num_output, now):
         signals[GENERATED_TOKENS, k] += num_output - request.processed
     request.num_decode = num_output if num_output >= 0 else request.processed
     book_finished(sim, k, i)
+    return request.num_prefill
 
 
 @entry_point

@@ -69,7 +69,7 @@ class Chooser:
         self.policy = policy
         self.shadow = shadow
         self._shadow: Decider | None = source(shadow) if shadow is not None else None
-        self.last: deque[Decision] = deque(maxlen=_NUM_REMEMBERED)
+        self._last: deque[tuple[float, str, str, Asked]] = deque(maxlen=_NUM_REMEMBERED)
 
     def switch(self, policy: str) -> None:
         """From the next decision on; what is wrong with the new policy shows before the old one goes."""
@@ -80,6 +80,11 @@ class Chooser:
         self._has_said = False
         self._log.event("policy switched", policy=policy)
 
+    @property
+    def last(self) -> list[Decision]:
+        """The oldest first."""
+        return [Decision(*one) for one in self._last]
+
     def choose(self, asked: Asked, excluded: Collection[int], *, must_send: bool) -> Replica | None:
         """None: hold it. At least one replica must be neither excluded nor out of service."""
         started = monotonic()
@@ -88,16 +93,15 @@ class Chooser:
         if started < self._suspended_until:
             problem: str | None = "suspended"
         else:
-            action, problem = self._ask(asked, started, excluded)
+            replica, problem = self._ask(self._decider, asked, started, excluded)
             took_s = monotonic() - started
             self._metrics.decision_s.observe(took_s)
-            if problem is None and took_s > self._settings.max_decision_s:
-                problem = "slow"
-            if problem is None:
-                replica = self._registry.by_slot[action - 1] if action > 0 else None
-                self._succeeded()
-            else:
+            if took_s > self._settings.max_decision_s:
+                problem = problem or "slow"
+            if problem is not None:
                 self._failed(problem, started)
+            elif self._num_failures or self._has_said:
+                self._succeeded()
         if problem is not None or (replica is None and must_send):
             by = FALLBACK
             replica = self._registry.least_outstanding(excluded)
@@ -113,9 +117,9 @@ class Chooser:
 
     def explain(self) -> dict[str, Any]:
         """The last decision, in the policy's own terms where it was the policy's."""
-        if not self.last:
+        if not self._last:
             return {}
-        about = self.last[-1].as_json()
+        about = Decision(*self._last[-1]).as_json()
         if about["by"] == self.policy:
             try:
                 about["why"] = self._decider.explain()
@@ -123,23 +127,25 @@ class Chooser:
                 about["why"] = f"no explanation: {type(error).__name__}"
         return about
 
-    def _ask(self, asked: Asked, now: float, excluded: Collection[int]) -> tuple[int, str | None]:
+    def _ask(
+        self, decider: Decider, asked: Asked, now: float, excluded: Collection[int]
+    ) -> tuple[Replica | None, str | None]:
+        """-> the replica (None: hold), and what is wrong with the answer."""
         _, prompt_tokens, waited_s, queue_size, session = asked
         try:
-            action = self._decider.choose(prompt_tokens, waited_s, queue_size, now, excluded, session)
+            action = decider.choose(prompt_tokens, waited_s, queue_size, now, excluded, session)
         except Exception as error:
-            return 0, f"exception {type(error).__name__}"
-        return (0, problem) if (problem := self._problem(action, excluded)) else (int(action), None)
-
-    def _problem(self, action: Any, excluded: Collection[int]) -> str | None:
+            return None, f"exception {type(error).__name__}"
         if action == 0:
-            return None
+            return None, None
         if action != action:  # NaN
-            return "not a number"
+            return None, "not a number"
         replica = self._registry.by_slot.get(action - 1)
         if replica is None:
-            return "out of range"
-        return None if replica.is_accepting and replica.slot not in excluded else "replica not allowed"
+            return None, "out of range"
+        if not replica.is_accepting or (excluded and replica.slot in excluded):
+            return None, "replica not allowed"
+        return replica, None
 
     def _ask_shadow(
         self,
@@ -149,11 +155,8 @@ class Chooser:
         now: float,
         excluded: Collection[int],
     ) -> None:
-        _, prompt_tokens, waited_s, queue_size, session = asked
-        try:
-            action = shadow.choose(prompt_tokens, waited_s, queue_size, now, excluded, session)
-            replica = self._registry.by_slot[action - 1] if action > 0 else None
-        except Exception:
+        replica, problem = self._ask(shadow, asked, now, excluded)
+        if problem is not None:
             self._metrics.shadow_failures += 1
             return
         self._metrics.shadow_decisions[replica.name if replica is not None else HELD] += 1
@@ -162,7 +165,7 @@ class Chooser:
     def _remember(self, asked: Asked, by: str, replica: Replica | None) -> None:
         name = replica.name if replica is not None else HELD
         self._metrics.decisions[by, name] += 1
-        self.last.append(Decision(time(), by, name, asked))
+        self._last.append((time(), by, name, asked))
 
     def _succeeded(self) -> None:
         self._num_failures = 0

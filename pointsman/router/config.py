@@ -55,6 +55,11 @@ class Reliability(Spec):
     health_timeout_s: float = Field(default=2.0, gt=0, description="for a check")
     health_failures: int = Field(default=2, gt=0, description="failed checks in a row take a replica out")
     scrape_interval_s: float = Field(default=1.0, gt=0, description="between two reads of /metrics")
+    asks_for_load: bool = Field(
+        default=False,
+        description="ask servers to report their load with every answer (ORCA); vLLM reads all its metrics "
+        "and writes a log line for each",
+    )
     models_interval_s: float = Field(default=10.0, gt=0, description="between two reads of /v1/models")
     max_decision_s: float = Field(
         default=0.05, gt=0, description="a slower decision is a failure of the policy"

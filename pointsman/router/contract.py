@@ -18,6 +18,9 @@ class Ledger(Protocol):
 
     def set_accepting(self, slot: int, accepting: bool) -> None: ...
 
+    def prompt_length(self, prompt_tokens: int) -> int:
+        """An estimated length, corrected by what servers counted of other prompts."""
+
     def sent(self, slot: int, prompt_tokens: int, now: float, streams: bool, session: int) -> int:
         """Returns the handle of the request. `streams`: its tokens will be seen one by one."""
 
@@ -32,7 +35,13 @@ class Ledger(Protocol):
 
     def failed(self, handle: int, now: float) -> None: ...
 
-    def scraped(self, slot: int, running: float, waiting: float, kv_use: float, now: float) -> None: ...
+    def scraped(
+        self, slot: int, running: float | None, waiting: float | None, kv_use: float | None, now: float
+    ) -> None:
+        """A server's own gauges; None: it did not say."""
+
+    def replica_signals(self, slot: int) -> dict[str, float]:
+        """What is known of a replica, by the names of signals.py."""
 
 
 class Decider(Protocol):

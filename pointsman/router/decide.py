@@ -122,8 +122,8 @@ class Decider:
         return self._slots[action - 1] + 1 if action > 0 else HOLD
 
     def _decide(self, prompt_tokens: int, waited_s: float, queue_size: int, now: float, session: int) -> int:
-        length = self.ledger.prompt_length(prompt_tokens)
-        return int(deciding.decide(*self._addresses, length, session, waited_s, max(1, queue_size), now))
+        action: int = deciding.decide(*self._addresses, prompt_tokens, session, waited_s, queue_size, now)
+        return action
 
     def _close(self, slots: Collection[int], now: float) -> list[int]:
         """Let these replicas accept nothing; -> the rows of those that did."""
@@ -145,9 +145,9 @@ class Decider:
         legal = np.zeros(count + 1, np.bool_)
         deciding.observe_now(
             *self._addresses,
-            self.ledger.prompt_length(prompt_tokens),
+            prompt_tokens,
             waited_s,
-            max(1, queue_size),
+            queue_size,
             now,
             int(entities.ctypes.data),
             int(context.ctypes.data),

@@ -94,7 +94,8 @@ class ClientConnection(asyncio.Protocol):
                 self._header_bytes += len(data) if was_in_head else 0
                 if self._header_bytes > self._limits.max_header_bytes:
                     self._stop(HEAD_TOO_LARGE)
-        self._advance()
+        if self._ready or self._owes_continue:
+            self._advance()
 
     def eof_received(self) -> bool:
         self._is_parsing = False
@@ -260,7 +261,7 @@ class ClientConnection(asyncio.Protocol):
         self._since = monotonic()
         if not request.keep_alive or (self._is_half_closed and not self._ready):
             self._finish()
-        else:
+        elif self._ready or self._owes_continue or self._is_reading_paused:
             self._advance()
 
     def abort(self) -> None:

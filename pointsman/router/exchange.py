@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pointsman.router.contract import NO_SESSION
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.facts import Facts, read_usage
+from pointsman.router.health import read_load
 from pointsman.router.messages import HOP_BY_HOP, Answer, Headers, Request, forwarded_headers, refusal
 from pointsman.router.metrics import NO_REPLICA
 from pointsman.router.replicas import Replica
@@ -81,7 +82,7 @@ class Exchange:
         self._request = request
         self.request_id = request_id
         self.model = facts.model
-        self.prompt_tokens = facts.prompt_tokens
+        self.prompt_tokens = proxy.ledger.prompt_length(facts.prompt_tokens)
         self.session_name = facts.session
         self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NO_SESSION
         self.priority = priority
@@ -112,7 +113,6 @@ class Exchange:
 
     def send(self, replica: Replica) -> None:
         proxy = self._proxy
-        self._begin()
         self._replica = replica
         self._replica_name = replica.name
         self._moved_at = now = monotonic()
@@ -159,6 +159,8 @@ class Exchange:
         for name, value in headers:
             if name == b"content-type":
                 self._is_sse = value.startswith(_EVENT_STREAM)
+            elif name == b"endpoint-load-metrics":
+                self._proxy.ledger.scraped(replica.slot, None, *read_load(value), now)
         lines = forwarded_headers(headers, _DROPPED_FROM_ANSWER)
         lines.append(b"x-request-id: %b\r\n" % self.request_id.encode())
         if self._explanation is not None:
@@ -285,6 +287,7 @@ class Exchange:
         assert replica is not None
         self._let_go(monotonic())
         self._connection = None
+        self._begin()
         self._num_retries += 1
         self.tried = (*self.tried, replica.slot)
         self._proxy.metrics.retries[reason] += 1
@@ -318,9 +321,9 @@ class Exchange:
             self._first_byte_at = now
             self._proxy.ledger.first_token(self._handle, now)
             self._proxy.dispatcher.wake()
-        num_before = self._output(None)
+        num_before = self._num_events - self._is_chat
         self._num_events += num_events
-        num_tokens = self._output(None) - max(1, num_before)
+        num_tokens = num_events if num_before > 0 else self._num_events - self._is_chat - 1
         if num_tokens > 0:
             self._proxy.ledger.tokens(self._handle, num_tokens, now)
 

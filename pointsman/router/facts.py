@@ -5,24 +5,18 @@ Prompt lengths are estimated from text without a tokenizer; the ledger corrects 
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, NamedTuple
+
+import msgspec
 
 from pointsman.router.messages import Answer, Request, refusal
 
 _BYTES_PER_TOKEN = 4  # of English text
 _TOKENS_PER_MESSAGE = 4  # of the chat template
-_decode = json.JSONDecoder().decode
 _USAGE = b'"usage":'
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
 _OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
-_PROMPT_KEYS = {
-    b"/v1/chat/completions": "messages",
-    b"/v1/completions": "prompt",
-    b"/v1/embeddings": "input",
-    b"/v1/responses": "input",
-}
 
 
 class Facts(NamedTuple):
@@ -32,58 +26,96 @@ class Facts(NamedTuple):
     session: str | None = None
 
 
+# Of a body only these fields are read; the rest is checked to be JSON and skipped.
+
+
+class _Message(msgspec.Struct):
+    content: str | list[Any] | None = None
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+    user: Any = None
+
+
+class _Chat(_Body, kw_only=True):
+    messages: list[_Message]
+
+
+class _Completion(_Body, kw_only=True):
+    prompt: str | list[Any]
+
+
+class _Input(_Body, kw_only=True):
+    input: str | list[Any]
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+_decoders = {
+    b"/v1/chat/completions": msgspec.json.Decoder(_Chat).decode,
+    b"/v1/completions": msgspec.json.Decoder(_Completion).decode,
+    b"/v1/embeddings": msgspec.json.Decoder(_Input).decode,
+    b"/v1/responses": msgspec.json.Decoder(_Input).decode,
+}
+
+
 def read_facts(request: Request) -> Facts | Answer:
     """Answer: why the request is refused."""
     session = request.special.get(b"x-session-id")
     session_text = session.decode("latin-1") if session else None
     if request.method != b"POST":
         return Facts(session=session_text)
-    prompt_key = _PROMPT_KEYS.get(request.path)
-    if prompt_key is None and not (request.get(b"content-type") or b"").startswith(b"application/json"):
-        return Facts(prompt_tokens=1 + len(request.body) // _BYTES_PER_TOKEN, session=session_text)
+    raw = request.body
+    decode = _decoders.get(request.path)
+    if decode is None:
+        if not request.special.get(b"content-type", b"").startswith(b"application/json"):
+            return Facts(prompt_tokens=1 + len(raw) // _BYTES_PER_TOKEN, session=session_text)
+        decode = _decode_body
     try:
-        body = _decode(request.body.decode())
-    except (ValueError, RecursionError):
+        if not raw.isascii():
+            raw.decode()  # what is skipped is not checked to be UTF-8 otherwise
+        body: Any = decode(raw)
+        kind = type(body)
+        if kind is _Chat:
+            prompt_tokens = _chat_tokens(body.messages)
+        elif kind is _Body:
+            prompt_tokens = len(raw) // _BYTES_PER_TOKEN
+        else:
+            prompt_tokens = _tokens(body.prompt if kind is _Completion else body.input)
+    except msgspec.ValidationError as error:
+        return refusal(400, f"the body is wrong: {error}")
+    except (ValueError, RecursionError):  # a DecodeError is a ValueError
         return refusal(400, "the body is not valid JSON in UTF-8")
-    if not isinstance(body, dict):
-        return refusal(400, "the body is not a JSON object")
-    model, stream = body.get("model"), body.get("stream")
-    if model is not None and not isinstance(model, str):
-        return refusal(400, "`model` is not a string")
-    if stream is not None and not isinstance(stream, bool):
-        return refusal(400, "`stream` is neither true nor false")
-    prompt = body.get(prompt_key or "prompt")
-    if prompt_key is not None and (prompt is None or not isinstance(prompt, str | list)):
-        return refusal(400, f"`{prompt_key}` is missing or neither text nor a list")
-    if prompt_key == "messages" and not isinstance(prompt, list):
-        return refusal(400, "`messages` is not a list")
-    try:
-        num_bytes, num_tokens = _size(prompt) if prompt_key else (len(request.body), 0)
-    except (RecursionError, UnicodeEncodeError):
-        return refusal(400, "the prompt is not text")
-    user = body.get("user")
-    if session_text is None and isinstance(user, str):
-        session_text = user
-    return Facts(model, stream is True, 1 + num_tokens + num_bytes // _BYTES_PER_TOKEN, session_text)
+    if session_text is None and type(body.user) is str:
+        session_text = body.user
+    return Facts(body.model, body.stream is True, 1 + prompt_tokens, session_text)
 
 
-def _size(prompt: Any) -> tuple[int, int]:
-    """Bytes of text, and tokens besides, of a prompt, a list of prompts, messages or token ids."""
+def _chat_tokens(messages: list[_Message]) -> int:
+    num_tokens = _TOKENS_PER_MESSAGE * len(messages)
+    for message in messages:
+        content = message.content
+        if type(content) is str:
+            num_tokens += _text_tokens(content)
+        elif content is not None:
+            num_tokens += _tokens(content)
+    return num_tokens
+
+
+def _tokens(prompt: Any) -> int:
+    """Of a prompt, a list of prompts, messages or their parts, or token ids."""
     if isinstance(prompt, str):
-        return len(prompt) if prompt.isascii() else len(prompt.encode()), 0
+        return _text_tokens(prompt)
     if isinstance(prompt, int):
-        return 0, 1
-    if isinstance(prompt, dict):  # a message, or a part of one
-        text = prompt.get("content", prompt.get("text", ""))
-        num_bytes, num_tokens = _size(text)
-        return num_bytes, num_tokens + _TOKENS_PER_MESSAGE
-    num_bytes = num_tokens = 0
-    if isinstance(prompt, list):
-        for part in prompt:
-            part_bytes, part_tokens = _size(part)
-            num_bytes += part_bytes
-            num_tokens += part_tokens
-    return num_bytes, num_tokens
+        return 1
+    if isinstance(prompt, dict):
+        return _TOKENS_PER_MESSAGE + _tokens(prompt.get("content", prompt.get("text")))
+    return sum(map(_tokens, prompt)) if isinstance(prompt, list) else 0
+
+
+def _text_tokens(text: str) -> int:
+    return (len(text) if text.isascii() else len(text.encode())) // _BYTES_PER_TOKEN
 
 
 def read_usage(tail: bytes) -> tuple[int | None, int | None]:

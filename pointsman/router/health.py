@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -122,6 +123,18 @@ def read_gauges(text: bytes) -> Gauges | None:
     if not running or not waiting:
         return None
     return Gauges(sum(running), sum(waiting), sum(kv_use) / len(kv_use) if kv_use else 0.0)
+
+
+_LOAD_REPORT = re.compile(rb'(kv_cache_usage_perc|num_requests_waiting)"?\s*[=:]\s*([0-9.eE+-]+)')
+
+
+def read_load(report: bytes) -> tuple[float | None, float | None]:
+    """Waiting requests and KV use from the header `endpoint-load-metrics` (ORCA), as TEXT or JSON."""
+    found: dict[bytes, float] = {}
+    for name, value in _LOAD_REPORT.findall(report):
+        with suppress(ValueError):
+            found[name] = float(value)
+    return found.get(b"num_requests_waiting"), found.get(b"kv_cache_usage_perc")
 
 
 def _values(text: bytes, names: tuple[str, ...]) -> list[float]:

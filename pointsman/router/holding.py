@@ -20,7 +20,7 @@ from pointsman.router.metrics import Metrics
 from pointsman.router.replicas import Registry, Replica
 
 PRIORITIES = {b"high": 0, b"normal": 1, b"low": 2}
-NORMAL = PRIORITIES[b"normal"]
+NORMAL, UNKNOWN = PRIORITIES[b"normal"], -1
 
 
 class Waiting(Protocol):

@@ -156,16 +156,20 @@ class Ledger:
     def sent(
         self, slot: int, prompt_tokens: int, now: float, streams: bool = True, session: int = NOBODY
     ) -> int:
-        """-> the request's handle. `streams`: whether its tokens will be seen one by one."""
+        """-> the request's handle. `streams`: whether its tokens will be seen one by one.
+
+        `prompt_tokens` as `prompt_length` gave them.
+        """
         if not self._free:
             self._grow()
         handle = self._free.pop()
         row = self._rows[slot]
         self._now = now
         self._states[handle] = OPEN
-        self._found_nobody[handle] = self.signals[WAITING, row] == 0.0
-        length = self.prompt_length(prompt_tokens)
-        booking.record_sent(self._sims_at, self._streams_at, row, handle, length, session, int(streams), now)
+        self._found_nobody[handle] = self._waiting_of[row] == 0.0
+        booking.record_sent(
+            self._sims_at, self._streams_at, row, handle, prompt_tokens, session, 1 if streams else 0, now
+        )
         return handle
 
     def first_token(self, handle: int, now: float) -> None:
@@ -203,12 +207,12 @@ class Ledger:
         if state != OPEN:
             return
         self._now = now
-        if prompt_tokens is not None and prompt_tokens > 0:
+        num_output = NOBODY if output_tokens is None else output_tokens
+        booked = booking.record_finished(self._sims_at, self._streams_at, handle, num_output, now)
+        if prompt_tokens:
             # What was booked had the correction in it already.
-            ratio = prompt_tokens / int(self._prompt_of[handle]) * self.prompt_scale
+            ratio = prompt_tokens / booked * self.prompt_scale
             self.prompt_scale += LEARN_PROMPT * (min(8.0, max(0.125, ratio)) - self.prompt_scale)
-        num_output = NOBODY if output_tokens is None else max(0, output_tokens)
-        booking.record_finished(self._sims_at, self._streams_at, handle, num_output, now)
         self._num_finished += 1
         if self._is_estimating and self._num_finished >= self._recalibrate_at:
             self._recalibrate_at += min(self._recalibrate_at, RECALIBRATE_EVERY)
@@ -273,10 +277,8 @@ class Ledger:
         table["replica"][before:] = NOBODY
         table["first_token_at"][before:] = NEVER
         self._requests = table
-        # Columns by themselves: a field of a record takes microseconds to read.
-        self._replica_of, self._prompt_of, self._sent_at = (
-            np.asarray(table[name]) for name in ("replica", "num_prefill", "dispatched_at")
-        )
+        # A column by itself: a field of a record takes microseconds to read.
+        self._replica_of = np.asarray(table["replica"])
         self._sim.requests = table.ctypes.data
         self._states += [FREE] * (after - before)
         self._found_nobody += [False] * (after - before)
@@ -294,6 +296,7 @@ class Ledger:
                 replicas[to] = self._replicas[old]
                 streams[to] = self._streams[old]
         self.signals, self._replicas, self._streams = signals, replicas, streams
+        self._waiting_of = signals[WAITING]
         self._sim.num_replicas = count
         self._sim.signals = signals.ctypes.data
         self._sim.replicas = replicas.ctypes.data

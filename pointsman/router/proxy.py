@@ -14,7 +14,7 @@ from pointsman.router.contract import Ledger
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.exchange import Exchange
 from pointsman.router.facts import Facts, read_facts
-from pointsman.router.holding import NORMAL, PRIORITIES, Dispatcher
+from pointsman.router.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
 from pointsman.router.keys import Keys
 from pointsman.router.logs import Log
 from pointsman.router.messages import (
@@ -78,7 +78,10 @@ class Proxy:
         # A key of ours is no business of the replicas.
         replaces_key = bool(keys) or backend_key is not None
         self._dropped = HOP_BY_HOP | _OWN | ({b"authorization"} if replaces_key else set())
-        self._backend_key = b"authorization: Bearer %b\r\n" % backend_key.encode() if backend_key else b""
+        self._added = b"authorization: Bearer %b\r\n" % backend_key.encode() if backend_key else b""
+        if settings.reliability.asks_for_load:
+            self._dropped |= {b"endpoint-load-metrics-format"}
+            self._added += b"endpoint-load-metrics-format: TEXT\r\n"
         self._id_prefix = secrets.token_hex(4)
         self._ids = count(1)
         self._local: dict[bytes, Callable[[], Answer]] = {
@@ -106,16 +109,15 @@ class Proxy:
             client.answer(local() if is_read else _with(refusal(405, "read only"), b"allow", b"GET, HEAD"))
             return None
         facts = read_facts(request)
-        priority = PRIORITIES.get((request.get(b"x-pointsman-priority") or b"normal").lower())
-        if priority is None:
+        asked = request.special.get(b"x-pointsman-priority")
+        priority = NORMAL if asked is None else PRIORITIES.get(asked.lower(), UNKNOWN)
+        if priority == UNKNOWN:
             facts = refusal(400, "x-pointsman-priority is none of high, normal, low")
         if not isinstance(facts, Facts):
             self.metrics.requests[NO_REPLICA, facts.status] += 1
             client.answer(facts)
             return None
-        exchange = Exchange(
-            self, client, request, self._request_id(request), facts, NORMAL if priority is None else priority
-        )
+        exchange = Exchange(self, client, request, self._request_id(request), facts, priority)
         self.active.add(exchange)
         self.dispatcher.submit(exchange)
         return exchange
@@ -140,7 +142,7 @@ class Proxy:
             request.target,
             replica.host,
             b"".join(lines),
-            self._backend_key,
+            self._added,
             request_id.encode(),
         )
 
@@ -215,7 +217,7 @@ class Proxy:
         return json_answer({"object": "list", "data": list(models.values())})
 
     def _request_id(self, request: Request) -> str:
-        given = request.get(b"x-request-id")
+        given = request.special.get(b"x-request-id")
         if given is not None and _REQUEST_ID.match(given):
             return given.decode()
         return f"{self._id_prefix}-{next(self._ids)}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from pointsman.signals import SIGNALS
+
 HOLD = 0
 
 
@@ -15,6 +17,7 @@ class FakeLedger:
         self.open: dict[int, int] = {}  # handle -> slot
         self.events: list[tuple[Any, ...]] = []
         self.num_tokens: dict[int, int] = {}
+        self.signals: dict[int, dict[str, float]] = {}  # by slot; 0 where nothing is said
         self._num_handles = 0
 
     def add(self, name: str, calibration: Mapping[str, Any] | None) -> int:
@@ -24,6 +27,9 @@ class FakeLedger:
 
     def remove(self, slot: int) -> None:
         del self.names[slot]
+
+    def prompt_length(self, prompt_tokens: int) -> int:
+        return prompt_tokens
 
     def set_accepting(self, slot: int, accepting: bool) -> None:
         self.accepting[slot] = accepting
@@ -49,8 +55,13 @@ class FakeLedger:
     def failed(self, handle: int, now: float) -> None:
         self.events.append(("failed", self.open.pop(handle)))
 
-    def scraped(self, slot: int, running: float, waiting: float, kv_use: float, now: float) -> None:
+    def scraped(
+        self, slot: int, running: float | None, waiting: float | None, kv_use: float | None, now: float
+    ) -> None:
         self.events.append(("scraped", slot, running, waiting, kv_use))
+
+    def replica_signals(self, slot: int) -> dict[str, float]:
+        return {signal.name: 0.0 for signal in SIGNALS} | self.signals.get(slot, {})
 
     def of_kind(self, kind: str) -> list[tuple[Any, ...]]:
         return [event for event in self.events if event[0] == kind]

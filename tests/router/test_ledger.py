@@ -204,7 +204,7 @@ def test_room_for_requests_grows() -> None:
 def test_prompt_lengths_are_corrected_by_what_servers_count() -> None:
     ledger = make_ledger()
     for n in range(500):
-        ledger.finished(ledger.sent(0, 100, n), n + 0.5, 130, 10)
+        ledger.finished(ledger.sent(0, ledger.prompt_length(100), n), n + 0.5, 130, 10)
     assert ledger.prompt_length(1000) == pytest.approx(1300, rel=0.02)
 
 

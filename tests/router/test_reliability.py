@@ -10,6 +10,7 @@ import pytest
 
 from pointsman.router.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from pointsman.router.config import Backend, Reliability
+from pointsman.router.health import read_load
 from tests.router import mock as replies
 from tests.router.harness import Cluster, cluster, get, post, run, until
 from tests.router.mock import Behaviour, Heard, Mock, gated, hang, ok, raw, reset, status
@@ -311,6 +312,29 @@ def test_metrics_of_a_replica_are_scraped_by_todays_and_by_old_names() -> None:
                 await until(lambda slot=slot: ("scraped", slot, 4.0, 2.0, 0.25) in c.ledger.events)
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        b"TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=2.0",
+        b'JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 2.0}}',
+    ],
+)
+def test_load_reported_with_an_answer_is_booked(report: bytes) -> None:
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nendpoint-load-metrics: %b\r\n\r\n{}" % report
+
+    async def scenario() -> None:
+        async with cluster(raw(answer), reliability={"asks_for_load": True}) as c:
+            assert (await c.ask()).status == 200
+            assert c.mocks[0].heard[0].header("endpoint-load-metrics-format") == "TEXT"
+            assert ("scraped", 0, None, 2.0, 0.25) in c.ledger.events
+
+    run(scenario)
+
+
+def test_a_load_report_that_makes_no_sense_is_no_load() -> None:
+    assert read_load(b"TEXT named_metrics.kv_cache_usage_perc=1e, x=") == (None, None)
 
 
 def test_questions_in_the_background_do_not_disturb_requests() -> None:
