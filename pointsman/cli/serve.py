@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pointsman.cli.console import say
+from pointsman.cli.console import compilation_announced, say
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from pointsman.router.config import Settings
     from pointsman.router.discovery import Source
 
-BACKEND_KEY = "POINTSMAN_BACKEND_KEY"
-
 
 def serve(
+    context: typer.Context,
     backend: Annotated[
         list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
     ] = None,
@@ -58,6 +57,9 @@ def serve(
             "--record", metavar="FILE.jsonl", help="Write anonymised traffic, to simulate and train with."
         ),
     ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, max=64, help="Processes that share the port and the books.")
+    ] = 1,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,16 +73,18 @@ def serve(
 ) -> None:
     """Route OpenAI requests to several servers (vLLM or alike) by a policy.
 
-    Clients use http://HOST:PORT/v1; /health and /metrics are the router's own. A JSON line a request goes to
-    stderr, without prompts. SIGTERM or Ctrl-C finish what has begun. $POINTSMAN_BACKEND_KEY is the key that
-    the servers want, if any.
+    Clients use http://HOST:PORT/v1; /health and /metrics are the router's own. /dashboard on the admin port
+    is a live page. A JSON line a request goes to stderr, without prompts. SIGTERM or Ctrl-C finish what has
+    begun. $POINTSMAN_BACKEND_KEY is the key that the servers want, if any.
 
     Example: pointsman serve --policy default --backend http://a:8000 --backend http://b:8000
     """
     try:
         import uvloop
 
+        from pointsman.router.keys import BACKEND_KEY
         from pointsman.router.main import Options, serve_forever
+        from pointsman.router.workers import own_seat, supervise
     except ImportError as error:
         raise InputError("serve", error.name, "is not installed", "pip install 'pointsman[serve]'") from None
 
@@ -107,7 +111,13 @@ def serve(
         raise InputError(
             "--backend", None, "no server is named", "give --backend, --backends, --dns or --kubernetes"
         )
-    uvloop.run(serve_forever(options, say, sys.stderr))
+    seat = own_seat()
+    if workers > 1 and seat is None:
+        drain_s = parsed.limits.drain_timeout_s
+        status = supervise(context.obj, workers, host, port, record, drain_s, say)
+        raise typer.Exit(status)
+    with compilation_announced():
+        uvloop.run(serve_forever(options, say, sys.stderr, seat))
 
 
 def _settings(overrides: list[str]) -> Settings:

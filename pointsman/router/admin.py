@@ -1,5 +1,7 @@
-"""The admin API, on a port of its own: replicas, policy, last decisions.
+"""The admin API, on a port of its own: replicas, policy, last decisions, and the live page.
 
+GET    /dashboard                             the live page; in a browser
+GET    /admin/state                           all it shows
 GET    /admin/replicas                        list
 POST   /admin/replicas  {"url": …}            add
 DELETE /admin/replicas?url=…                  remove, once its requests are answered
@@ -11,22 +13,27 @@ GET    /admin/decisions?last=20               with an explanation of the last on
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from inspect import isawaitable
 from typing import Any
 from urllib.parse import parse_qs
 
 from pointsman.errors import InputError
-from pointsman.router.chooser import Chooser
+from pointsman.report.plain import to_json
+from pointsman.router import dashboard
 from pointsman.router.config import Backend
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.keys import Keys
-from pointsman.router.messages import Answer, Request, json_answer, refusal
-from pointsman.router.replicas import Registry
-from pointsman.router.service import Job
+from pointsman.router.messages import Answer, Request, refusal
+from pointsman.router.server import Router
+from pointsman.router.service import Job, Later
 from pointsman.spec import Spec, parse_spec
 
 _NUM_DECISIONS = 20
+_PAGE = b"/dashboard"  # it holds no data, and a browser cannot send a key before it has the page
 
 
 class _Drain(Spec):
@@ -43,10 +50,13 @@ class Admin:
 
     is_draining = False
 
-    def __init__(self, registry: Registry, chooser: Chooser, keys: Keys) -> None:
-        self._registry = registry
-        self._chooser = chooser
+    def __init__(self, router: Router, keys: Keys) -> None:
+        self._registry = router.registry
+        self._chooser = router.chooser
+        self._dashboard = dashboard.Dashboard(router)
+        self._log = router.log
         self._keys = keys
+        self._switching = asyncio.Lock()
         self.clients: set[ClientConnection] = set()
         self._routes: dict[tuple[bytes, bytes], Callable[[dict[str, str], Any], Any]] = {
             (b"GET", b"/admin/replicas"): self._list,
@@ -56,17 +66,18 @@ class Admin:
             (b"GET", b"/admin/policy"): self._policy,
             (b"POST", b"/admin/policy"): self._switch,
             (b"GET", b"/admin/decisions"): self._decisions,
+            (b"GET", b"/admin/state"): lambda query, body: self._dashboard.state(),
+            (b"GET", _PAGE): lambda query, body: dashboard.page(),
         }
 
     def screen(self, request: Request) -> Answer | None:
         # A page in the operator's browser can send requests to loopback, but not without an Origin.
         if request.get(b"origin") is not None:
             return refusal(403, "requests from web pages are not allowed")
-        return self._keys.refusal(request)
+        return self._keys.refusal(request) if request.path != _PAGE else None
 
-    def handle(self, request: Request, client: ClientConnection) -> Job | None:
-        client.answer(self._answer(request))
-        return None
+    def handle(self, request: Request, client: ClientConnection) -> Job:
+        return Later(self._answer(request), client)
 
     def opened(self, client: ClientConnection) -> None:
         self.clients.add(client)
@@ -74,7 +85,7 @@ class Admin:
     def closed(self, client: ClientConnection) -> None:
         self.clients.discard(client)
 
-    def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: Request) -> Answer:
         route = self._routes.get((request.method, request.path))
         if route is None:
             is_known = any(path == request.path for _, path in self._routes)
@@ -85,13 +96,20 @@ class Admin:
         }
         try:
             body = json.loads(request.body) if request.body else {}
-            if not isinstance(body, dict):
-                return refusal(400, "the body is not a JSON object")
-            return json_answer(route(query, body))
-        except InputError as error:
-            return refusal(400, str(error))
         except (ValueError, RecursionError):
             return refusal(400, "the body is not valid JSON")
+        if not isinstance(body, dict):
+            return refusal(400, "the body is not a JSON object")
+        try:
+            result = route(query, body)
+            if isawaitable(result):
+                result = await result
+            return result if isinstance(result, Answer) else _json(result)
+        except InputError as error:
+            return refusal(400, str(error))
+        except Exception as error:  # nobody is left waiting for an answer
+            self._log.event("command failed", path=request.path.decode("latin-1"), problem=repr(error))
+            return refusal(500, "the command failed; see the log", "server_error")
 
     def _list(self, query: dict[str, str], body: Any) -> Any:
         return {"replicas": [replica.as_json() for replica in self._registry]}
@@ -111,8 +129,11 @@ class Admin:
     def _policy(self, query: dict[str, str], body: Any) -> Any:
         return {"policy": self._chooser.policy, "shadow": self._chooser.shadow}
 
-    def _switch(self, query: dict[str, str], body: Any) -> Any:
-        self._chooser.switch(parse_spec(_Switch, body).policy)
+    async def _switch(self, query: dict[str, str], body: Any) -> Any:
+        policy = parse_spec(_Switch, body).policy
+        async with self._switching:  # in the order of the commands
+            await asyncio.get_running_loop().run_in_executor(None, _read_ahead, policy)
+            self._chooser.switch(policy)
         return self._policy(query, body)
 
     def _decisions(self, query: dict[str, str], body: Any) -> Any:
@@ -122,3 +143,26 @@ class Admin:
         count = max(1, int(text))
         decisions = [decision.as_json() for decision in list(self._chooser.last)[-count:]]
         return {"decisions": decisions, "last": self._chooser.explain()}
+
+
+def _json(value: Any) -> Answer:
+    """Requests wait while this is written: the short way first, which knows neither NaN nor NumPy."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        text = to_json(value, indent=None)
+    return Answer(200, text.encode())
+
+
+def _read_ahead(policy: str) -> None:
+    """In a thread: requests go on while the file of a policy comes from a slow disk.
+
+    What is wrong with the policy, `switch` will say; it finds the file in the system's cache.
+    """
+    from pointsman.policies.checkpoint import load_checkpoint
+    from pointsman.policies.spec import PolicySpec
+
+    with suppress(InputError):
+        path = parse_spec(PolicySpec, {"kind": policy}, "policy").checkpoint
+        if path is not None:
+            load_checkpoint(path)

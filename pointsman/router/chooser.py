@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from time import monotonic, time
 from typing import Any, NamedTuple
 
@@ -65,6 +65,7 @@ class Chooser:
         self._num_failures = 0
         self._suspended_until = -math.inf
         self._has_said = False
+        self.on_switch: list[Callable[[str], None]] = []
         self._decider: Decider = source(policy)
         self.policy = policy
         self.shadow = shadow
@@ -79,6 +80,8 @@ class Chooser:
         self._suspended_until = -math.inf
         self._has_said = False
         self._log.event("policy switched", policy=policy)
+        for listener in self.on_switch:
+            listener(policy)
 
     @property
     def last(self) -> list[Decision]:

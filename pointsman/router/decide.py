@@ -81,6 +81,11 @@ class Decider:
         turn = self._turns[0]
         turn.scores = self._scores.ctypes.data
         turn.credit = self._credit.ctypes.data
+        books = self.ledger.books
+        if books is not None:
+            self._merged = np.zeros_like(self.ledger.signals)
+            turn.merged = self._merged.ctypes.data
+            turn.books, turn.num_books, turn.own_book = books.address, len(books), self.ledger.index
         self._is_learned = bool(self._tables.rows[0].kind == LEARNED)
         self._addresses = (
             *self.ledger.addresses,

@@ -9,6 +9,7 @@ import numpy as np
 from pointsman.policies.kernels import LEARNED, POLICY, choose, next_random
 from pointsman.policies.observation import keeps_holding, observe, slowdown_of, usual_excess
 from pointsman.router.booking import TO_PLACE, bring_up_to_date, entry_point, sim_at
+from pointsman.router.sharing import merge_books
 from pointsman.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
@@ -38,6 +39,10 @@ TURN = np.dtype(
         ("held_at", "f8"),  # when the request arrived that is held
         ("held_prompt", "i8"),
         ("hold_until", "f8"),
+        ("books", "i8"),  # of all processes (sharing.py)
+        ("num_books", "i8"),  # 1: nobody else's
+        ("own_book", "i8"),
+        ("merged", "i8"),  # [signal, R] f8, to add them up in
     ],
     align=True,
 )
@@ -145,6 +150,10 @@ def decide(sims, streams, policies, turns, num_prefill, session, waited_s, queue
     for k in range(sim.num_replicas):
         bring_up_to_date(sim, streams, k)
     place(sim, num_prefill, session, waited_s, queue_size, turn.max_hold_s)
+    own_signals = sim.signals
+    if turn.num_books > 1:
+        merge_books(own_signals, turn.merged, sim.num_replicas, turn.books, turn.num_books, turn.own_book)
+        sim.signals = turn.merged
     sim.scores = turn.scores
     sim.credit = turn.credit
     sim.rng = turn.rng
@@ -154,6 +163,7 @@ def decide(sims, streams, policies, turns, num_prefill, session, waited_s, queue
         action = any_alike(sim, policy, action)
     turn.rng = sim.rng
     turn.round_robin = sim.round_robin
+    sim.signals = own_signals
     return action
 
 

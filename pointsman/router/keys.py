@@ -10,6 +10,7 @@ from pointsman.errors import InputError
 from pointsman.router.messages import Answer, Request, refusal
 
 ENVIRONMENT = "POINTSMAN_API_KEYS"  # separated by commas
+BACKEND_KEY = "POINTSMAN_BACKEND_KEY"  # the environment's name of the key that the servers want
 _BEARER = b"bearer "
 
 

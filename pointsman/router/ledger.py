@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pointsman.errors import InputError
 from pointsman.router import booking
 from pointsman.router.calibration import Estimator, Figures, known_figures, pooled, typical_step_s
+from pointsman.router.sharing import MAX_REPLICAS, Books
 from pointsman.signals import (
     ACCEPTING,
     CONTEXT_TOKENS,
@@ -57,7 +59,9 @@ FREE, OPEN, ORPHAN = range(3)  # state of a handle; an orphan's replica was remo
 
 
 class Ledger:
-    def __init__(self, now: float | None = None) -> None:
+    def __init__(self, now: float | None = None, books: Books | None = None, index: int = 0) -> None:
+        """`books`: shared with other processes; ours is the one at `index`."""
+        self.books, self.index = books, index
         self._now = time.monotonic() if now is None else now
         self.version = 0  # changes when addresses do
         self.prompt_scale = 1.0  # true over estimated length of prompts, by the servers' own counts
@@ -104,6 +108,9 @@ class Ledger:
 
     def add(self, name: str, calibration: Mapping[str, Any] | None = None) -> int:
         """A new replica, which accepts requests; `calibration` as in calibration.py."""
+        if self.books is not None and len(self._slots) == MAX_REPLICAS:
+            problem = f"books of more than {MAX_REPLICAS} servers cannot be shared"
+            raise InputError("--workers", len(self.books), problem, "use one process")
         known = known_figures(calibration)
         slot = self._rows.index(NOBODY) if NOBODY in self._rows else len(self._rows)
         if slot == len(self._rows):
@@ -295,6 +302,8 @@ class Ledger:
                 signals[:, to] = self.signals[:, old]
                 replicas[to] = self._replicas[old]
                 streams[to] = self._streams[old]
+        if self.books is not None:
+            signals = self.books.place(self.index, self._names, signals)
         self.signals, self._replicas, self._streams = signals, replicas, streams
         self._waiting_of = signals[WAITING]
         self._sim.num_replicas = count

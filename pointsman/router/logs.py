@@ -11,6 +11,7 @@ from time import time
 from typing import Any, TextIO
 
 _MAX_BUFFERED = 1000
+_MAX_WRITTEN = 8  # at once: less than 4 KiB, so that lines of other processes come between, not into them
 
 
 @lru_cache(maxsize=256)
@@ -58,7 +59,7 @@ class Log:
         self.flush()
 
     def flush(self) -> None:
-        if self._lines:
-            lines, self._lines = self._lines, []
-            self._stream.write("".join(lines))
+        lines, self._lines = self._lines, []
+        for first in range(0, len(lines), _MAX_WRITTEN):
+            self._stream.write("".join(lines[first : first + _MAX_WRITTEN]))
             self._stream.flush()

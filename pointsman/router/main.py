@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -16,11 +17,14 @@ from pointsman.router.config import Backend, Settings
 from pointsman.router.contract import Decider, DeciderSource, Ledger
 from pointsman.router.discovery import Discovery, Source
 from pointsman.router.downstream import ClientConnection
-from pointsman.router.keys import read_keys
-from pointsman.router.recording import Recorder
+from pointsman.router.keys import Keys, read_keys
+from pointsman.router.linking import Follower, Leader
+from pointsman.router.recording import Recorder, new_recording
 from pointsman.router.server import Parts, Router, port_of
+from pointsman.router.workers import Seat
 
 _GC_THRESHOLD = 50_000
+_INFORMED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -40,30 +44,35 @@ class Options:
     settings: Settings
 
 
-def live_books(settings: Settings) -> tuple[Ledger, DeciderSource]:
+def live_books(settings: Settings, seat: Seat | None = None) -> tuple[Ledger, DeciderSource]:
     """The signal table of this process, and policies at work on it."""
     from pointsman.router import decide, ledger
+    from pointsman.router.sharing import Books
 
-    books = ledger.Ledger()
+    if seat is None:
+        book = ledger.Ledger()
+    else:
+        book = ledger.Ledger(books=Books(seat.books, seat.count), index=seat.index)
 
     def decider(policy: str) -> Decider:
-        return decide.Decider(books, policy, max_hold_s=settings.holding.max_hold_s)
+        return decide.Decider(book, policy, max_hold_s=settings.holding.max_hold_s)
 
-    return books, decider
+    return book, decider
 
 
-async def serve_forever(options: Options, say: Callable[[str], None], log_to: TextIO) -> None:
-    """Until SIGTERM or SIGINT; then what has begun is finished. A second signal ends it at once."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+async def serve_forever(
+    options: Options, say: Callable[[str], None], log_to: TextIO, seat: Seat | None = None
+) -> None:
+    """Until SIGTERM or SIGINT; then what has begun is finished. A second signal ends it at once.
+
+    `seat`: this process is one of several.
+    """
     settings = options.settings
-    books, deciders = live_books(settings)
-    recorder = Recorder(options.record) if options.record is not None else None
+    book, deciders = live_books(settings, seat)
+    recorder = _recorder(options, seat)
     keys = read_keys(options.api_keys)
     parts = Parts(
-        ledger=books,
+        ledger=book,
         deciders=deciders,
         log_to=log_to,
         policy=options.policy,
@@ -74,16 +83,18 @@ async def serve_forever(options: Options, say: Callable[[str], None], log_to: Te
         logs_requests=options.logs_requests,
     )
     router = Router(parts, settings, [Backend(url=url) for url in options.backends])
-    discovery = None
-    if options.source is not None:
-        discovery = Discovery(options.source, router.registry, router.log, settings.discovery_interval_s)
-        await discovery.look()
-    admin = Admin(router.registry, router.chooser, keys)
+    # Not before: a router may have to be compiled first, and Ctrl-C ends that at once.
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
     try:
-        admin_server = await loop.create_server(
-            lambda: ClientConnection(admin, settings.limits), options.admin_host, options.admin_port
-        )
-        port = await router.start(options.host, options.port)
+        if seat is None or seat.leads:
+            control: _Leading | _Following = _Leading(options, router, keys, seat)
+        else:
+            control = _Following(router, seat)
+        await control.start()
+        port = await router.start(options.host, options.port if seat is None else seat.port, seat is not None)
     except OSError as error:
         remedy = "name another address with --host and --port, --admin-host and --admin-port"
         raise InputError("--port", options.port, f"cannot listen ({error.strerror})", remedy) from None
@@ -91,18 +102,78 @@ async def serve_forever(options: Options, say: Callable[[str], None], log_to: Te
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-    looking = loop.create_task(discovery.run()) if discovery is not None else None
-    about = f"policy {options.policy}, {len(router.registry)} servers"
-    say(f"listening on http://{options.host}:{port}/v1, {about}")
-    say(f"admin on http://{options.admin_host}:{port_of(admin_server)}/admin/replicas")
+    if seat is not None:
+        loop.add_reader(seat.parent, stopped.set)  # readable when the parent is gone
+        seat.ready.touch()
+    if control.admin_url is not None:
+        about = f"policy {options.policy}, {len(router.registry)} servers"
+        say(f"listening on http://{options.host}:{port}/v1, {about}")
+        say(f"admin on {control.admin_url}/admin/replicas, live page on {control.admin_url}/dashboard")
     await stopped.wait()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
-    if looking is not None:
-        looking.cancel()
-    admin_server.close()
-    for client in list(admin.clients):
-        client.close()
+    control.stop()
     await router.stop()
     if recorder is not None:
         recorder.close()
+
+
+class _Leading:
+    """Looks for replicas, takes commands, and tells other processes."""
+
+    def __init__(self, options: Options, router: Router, keys: Keys, seat: Seat | None) -> None:
+        self._options = options
+        self._router = router
+        self._admin = Admin(router, keys)
+        self._leader = Leader(router, seat.leader) if seat is not None else None
+        self._looking: asyncio.Task[None] | None = None
+        self.admin_url: str | None = None
+
+    async def start(self) -> None:
+        options, router, loop = self._options, self._router, asyncio.get_running_loop()
+        if options.source is not None:
+            interval_s = options.settings.discovery_interval_s
+            discovery = Discovery(options.source, router.registry, router.log, interval_s)
+            await discovery.look()
+            self._looking = loop.create_task(discovery.run())
+        self._server = await loop.create_server(
+            lambda: ClientConnection(self._admin, options.settings.limits),
+            options.admin_host,
+            options.admin_port,
+        )
+        self.admin_url = f"http://{options.admin_host}:{port_of(self._server)}"
+        if self._leader is not None:
+            await self._leader.start()
+
+    def stop(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        self._server.close()
+        for client in list(self._admin.clients):
+            client.close()
+        if self._leader is not None:
+            self._leader.close()
+
+
+class _Following:
+    """Does as the leading process says."""
+
+    admin_url = None
+
+    def __init__(self, router: Router, seat: Seat) -> None:
+        self._follower = Follower(router, seat.leader, seat.index)
+
+    async def start(self) -> None:
+        self._running = asyncio.get_running_loop().create_task(self._follower.run())
+        with suppress(TimeoutError):  # the leader may be down just now; it will tell later
+            async with asyncio.timeout(_INFORMED_S):
+                await self._follower.is_informed.wait()
+
+    def stop(self) -> None:
+        self._running.cancel()
+
+
+def _recorder(options: Options, seat: Seat | None) -> Recorder | None:
+    if seat is not None:
+        return Recorder(seat.recording) if seat.recording is not None else None
+    return Recorder(new_recording(options.record)) if options.record is not None else None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -23,16 +23,32 @@ from pointsman.router.breaker import CLOSED, HALF_OPEN, OPEN
 if TYPE_CHECKING:
     from pointsman.router.replicas import Registry
 
-_LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+# Close enough for percentiles, interpolated between two bounds, that can be compared.
+LATENCY_S = (
+    *(0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300),
+)
 _DECISION_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)
 _BREAKER_STATES = {CLOSED: 0, HALF_OPEN: 1, OPEN: 2}
 NO_REPLICA = ""
+_COUNTERS = (
+    "requests",
+    "decisions",
+    "retries",
+    "fallbacks",
+    "tokens",
+    "shadow_decisions",
+    "shadow_agreement",
+)
+_NUMBERS = ("shadow_failures", "holds", "cancelled")
+_HISTOGRAMS = ("decision_s", "hold_s")
+_BY_REPLICA = ("ttft_s", "e2e_s")
 
 
 class Histogram:
     __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, bounds: Sequence[float] = _LATENCY_S) -> None:
+    def __init__(self, bounds: Sequence[float] = LATENCY_S) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
@@ -40,6 +56,15 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def take(self) -> tuple[list[int], float]:
+        taken = self.counts, self.total
+        self.counts, self.total = [0] * len(self.counts), 0.0
+        return taken
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
+        self.total += total
 
     def buckets(self) -> list[tuple[str, float]]:
         running, rows = 0, []
@@ -67,6 +92,45 @@ class Metrics:
         self.cancelled = 0
         self.num_held = 0
         self.num_clients = 0
+        # What other processes hold now, by process.
+        self.elsewhere: dict[int, dict[str, int]] = {}
+
+    @property
+    def all_held(self) -> int:
+        return self.num_held + sum(one["held"] for one in self.elsewhere.values())
+
+    @property
+    def all_clients(self) -> int:
+        return self.num_clients + sum(one["clients"] for one in self.elsewhere.values())
+
+    def take(self) -> dict[str, Any]:
+        """All that was counted, as plain lists for `add` of another process; here counting starts again."""
+        taken: dict[str, Any] = {}
+        for name in _COUNTERS:
+            counter = getattr(self, name)
+            taken[name] = list(counter.items())
+            counter.clear()
+        for name in _NUMBERS:
+            taken[name] = getattr(self, name)
+            setattr(self, name, 0)
+        for name in _HISTOGRAMS:
+            taken[name] = getattr(self, name).take()
+        for name in _BY_REPLICA:
+            taken[name] = [(replica, one.take()) for replica, one in getattr(self, name).items()]
+        return taken
+
+    def add(self, taken: Mapping[str, Any]) -> None:
+        for name in _COUNTERS:
+            counter = getattr(self, name)
+            for key, count in taken[name]:
+                counter[tuple(key) if isinstance(key, list) else key] += count
+        for name in _NUMBERS:
+            setattr(self, name, getattr(self, name) + taken[name])
+        for name in _HISTOGRAMS:
+            getattr(self, name).add(*taken[name])
+        for name in _BY_REPLICA:
+            for replica, one in taken[name]:
+                self._of(getattr(self, name), replica).add(*one)
 
     def answered(self, replica: str, status: int, ttft_s: float | None, e2e_s: float) -> None:
         self.requests[replica, status] += 1
@@ -158,22 +222,23 @@ class Exposition:
         yield CounterMetricFamily(
             "pointsman_cancelled", "Requests given up by their client", value=metrics.cancelled
         )
-        yield GaugeMetricFamily("pointsman_held", "Requests held now", value=metrics.num_held)
-        yield GaugeMetricFamily("pointsman_clients", "Open client connections", value=metrics.num_clients)
+        yield GaugeMetricFamily("pointsman_held", "Requests held now", value=metrics.all_held)
+        yield GaugeMetricFamily("pointsman_clients", "Open client connections", value=metrics.all_clients)
 
     def _replicas(self) -> Iterator[Metric]:
         replicas = list(self._registry)
-        num_sent = sum(replica.num_sent for replica in replicas) or 1
+        numbers = [replica.all_numbers for replica in replicas]
+        num_sent = sum(sent for _, sent, _ in numbers) or 1
         for name, what, values in (
-            ("outstanding", "Requests sent and not finished", [r.num_outstanding for r in replicas]),
+            ("outstanding", "Requests sent and not finished", [outstanding for outstanding, _, _ in numbers]),
             ("accepting", "Whether it gets requests", [int(r.is_accepting) for r in replicas]),
             (
                 "breaker_state",
                 "0 closed, 1 half-open, 2 open",
                 [_BREAKER_STATES[r.breaker.state] for r in replicas],
             ),
-            ("share", "Its share of the requests sent", [r.num_sent / num_sent for r in replicas]),
-            ("connections", "Open connections to it", [r.pool.num_open for r in replicas]),
+            ("share", "Its share of the requests sent", [sent / num_sent for _, sent, _ in numbers]),
+            ("connections", "Open connections to it", [connections for _, _, connections in numbers]),
         ):
             family = GaugeMetricFamily(f"pointsman_replica_{name}", what, labels=["replica"])
             for replica, value in zip(replicas, values, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
@@ -28,8 +28,10 @@ from pointsman.router.messages import (
 from pointsman.router.metrics import NO_REPLICA, Exposition, Metrics
 from pointsman.router.recording import Recorder
 from pointsman.router.replicas import Registry, Replica
+from pointsman.router.service import Job, Later
 
-_OPEN_PATHS = (b"/health", b"/metrics")  # no key needed
+_METRICS = b"/metrics"
+_OPEN_PATHS = (b"/health", _METRICS)  # no key needed
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
 _OWN = frozenset(
     (
@@ -69,6 +71,7 @@ class Proxy:
         self.dispatcher = dispatcher
         self.metrics = metrics
         self.is_draining = False
+        self.ask_leader: Callable[[], Awaitable[bytes]] | None = None  # for the metrics of all processes
         self.clients: set[ClientConnection] = set()
         self.active: set[Exchange] = set()
         self._exposition = exposition
@@ -86,7 +89,7 @@ class Proxy:
         self._ids = count(1)
         self._local: dict[bytes, Callable[[], Answer]] = {
             b"/health": self._health,
-            b"/metrics": self._metrics,
+            _METRICS: self._metrics,
             b"/v1/models": self._models,
         }
 
@@ -102,11 +105,15 @@ class Proxy:
             self.metrics.requests[NO_REPLICA, answer.status] += 1
         return answer
 
-    def handle(self, request: Request, client: ClientConnection) -> Exchange | None:
+    def handle(self, request: Request, client: ClientConnection) -> Job | None:
         local = self._local.get(request.path)
         if local is not None:
-            is_read = request.method in (b"GET", b"HEAD")
-            client.answer(local() if is_read else _with(refusal(405, "read only"), b"allow", b"GET, HEAD"))
+            if request.method not in (b"GET", b"HEAD"):
+                client.answer(_with(refusal(405, "read only"), b"allow", b"GET, HEAD"))
+            elif request.path == _METRICS and self.ask_leader is not None:
+                return Later(self._all_metrics(self.ask_leader), client)
+            else:
+                client.answer(local())
             return None
         facts = read_facts(request)
         asked = request.special.get(b"x-pointsman-priority")
@@ -206,8 +213,14 @@ class Proxy:
         about = {"status": "ok" if is_up else "draining" if self.is_draining else "no replica"}
         return json_answer(about | {"replicas": len(self.registry.accepting)}, 200 if is_up else 503)
 
+    def exposition_text(self) -> bytes:
+        return self._exposition.text()
+
     def _metrics(self) -> Answer:
-        return Answer(200, self._exposition.text(), _PROMETHEUS)
+        return Answer(200, self.exposition_text(), _PROMETHEUS)
+
+    async def _all_metrics(self, ask: Callable[[], Awaitable[bytes]]) -> Answer:
+        return Answer(200, await ask(), _PROMETHEUS)
 
     def _models(self) -> Answer:
         """All models of all replicas, each once."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -16,18 +17,31 @@ from pointsman.errors import InputError
 _MAX_BUFFERED = 1000
 
 
+@dataclass(frozen=True)
+class Recording:
+    """A file that several processes may write to: what they must have in common."""
+
+    path: Path
+    started_at: float
+    salt: bytes
+
+
+def new_recording(path: Path) -> Recording:
+    try:
+        path.open("xb").close()
+    except FileExistsError:
+        raise InputError("--record", str(path), "exists already", "name a new file") from None
+    except OSError as error:
+        raise InputError("--record", str(path), f"cannot be written ({error})", "name another file") from None
+    return Recording(path, monotonic(), secrets.token_bytes(16))
+
+
 class Recorder:
-    def __init__(self, path: Path) -> None:
-        try:
-            self._file = path.open("x", encoding="utf-8")
-        except FileExistsError:
-            raise InputError("--record", str(path), "exists already", "name a new file") from None
-        except OSError as error:
-            raise InputError(
-                "--record", str(path), f"cannot be written ({error})", "name another file"
-            ) from None
-        self._started_at = monotonic()
-        self._salt = secrets.token_bytes(16)
+    def __init__(self, recording: Recording) -> None:
+        # Unbuffered, to the end of the file, whole lines at once: another process may do the same.
+        self._file = recording.path.open("ab", buffering=0)
+        self._started_at = recording.started_at
+        self._salt = recording.salt
         self._lines: list[str] = []
 
     def add(
@@ -45,8 +59,7 @@ class Recorder:
     def flush(self) -> None:
         if self._lines:
             lines, self._lines = self._lines, []
-            self._file.write("".join(lines))
-            self._file.flush()
+            self._file.write("".join(lines).encode())
 
     def close(self) -> None:
         self.flush()

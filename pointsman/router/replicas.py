@@ -35,6 +35,19 @@ class Replica:
         self.models: dict[str, Any] | None = None  # None: not known yet
         self.returned_at: float | None = None
         self.num_failed_checks = 0
+        # What other processes have of it: `numbers`, by process.
+        self.elsewhere: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """Requests outstanding, requests sent, connections, of this process."""
+        return self.num_outstanding, self.num_sent, self.pool.num_open
+
+    @property
+    def all_numbers(self) -> tuple[int, int, int]:
+        """The same of all processes."""
+        outstanding, sent, connections = map(sum, zip(self.numbers, *self.elsewhere.values(), strict=True))
+        return outstanding, sent, connections
 
     @property
     def state(self) -> str:
@@ -45,14 +58,15 @@ class Replica:
         return {OPEN: "broken", HALF_OPEN: "probing"}.get(self.breaker.state, "ready")
 
     def as_json(self) -> dict[str, Any]:
+        outstanding, sent, connections = self.all_numbers
         return {
             "name": self.name,
             "slot": self.slot,
             "state": self.state,
             "breaker": self.breaker.state,
-            "outstanding": self.num_outstanding,
-            "sent": self.num_sent,
-            "connections": self.pool.num_open,
+            "outstanding": outstanding,
+            "sent": sent,
+            "connections": connections,
             "models": sorted(self.models) if self.models is not None else None,
         }
 
@@ -221,8 +235,14 @@ class Registry:
             )
         return self._slots_without[model]
 
+    def part_with_idle(self) -> None:
+        """Those that leave, and have nothing to do anywhere any more."""
+        for replica in self:
+            if replica.is_leaving:
+                self._part(replica)
+
     def _part(self, replica: Replica) -> None:
-        if replica.num_outstanding == 0 and self.by_slot.pop(replica.slot, None) is not None:
+        if replica.all_numbers[0] == 0 and self.by_slot.pop(replica.slot, None) is not None:
             replica.pool.close()
             self._ledger.remove(replica.slot)
             self._changed(replica, "removed")

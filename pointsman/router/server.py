@@ -13,6 +13,7 @@ from pointsman.router.config import Backend, Settings
 from pointsman.router.contract import DeciderSource, Ledger
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.health import Watch
+from pointsman.router.history import History
 from pointsman.router.holding import Dispatcher
 from pointsman.router.keys import Keys
 from pointsman.router.logs import Log
@@ -76,16 +77,21 @@ class Router:
             parts.recorder,
             parts.backend_key,
         )
+        self.history = History(self.metrics, self.registry, monotonic())
         self.registry.on_change.append(self._log_change)
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, shares_port: bool = False) -> int:
         """Returns the port, which was free to choose if 0 was given."""
         await self.watch.check_all()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: ClientConnection(self.proxy, self.settings.limits), host, port, backlog=_BACKLOG
+            lambda: ClientConnection(self.proxy, self.settings.limits),
+            host,
+            port,
+            backlog=_BACKLOG,
+            reuse_port=shares_port,
         )
         self._ticking = loop.create_task(self._tick())
         return port_of(self._server)
@@ -129,7 +135,9 @@ class Router:
         shortest_s = min(limits.request_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
         while True:
             await asyncio.sleep(min(_TICK_S, shortest_s / 4))
-            self.proxy.tick(monotonic())
+            now = monotonic()
+            self.proxy.tick(now)
+            self.history.tick(now)
 
     def _log_change(self, replica: Replica, what: str) -> None:
         self.log.event("replica", replica=replica.name, what=what)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pointsman.router.messages import Answer, Request
 
@@ -34,3 +36,20 @@ class Service(Protocol):
     def opened(self, client: ClientConnection) -> None: ...
 
     def closed(self, client: ClientConnection) -> None: ...
+
+
+class Later:
+    """The job of an answer that takes a while to work out."""
+
+    def __init__(self, answer: Coroutine[Any, Any, Answer], client: ClientConnection) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(answer, client))
+
+    async def _run(self, answer: Coroutine[Any, Any, Answer], client: ClientConnection) -> None:
+        client.answer(await answer)
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...

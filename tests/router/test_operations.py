@@ -25,7 +25,7 @@ from pointsman.router.discovery import (
 )
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.keys import Keys, read_keys
-from pointsman.router.recording import Recorder
+from pointsman.router.recording import Recorder, new_recording
 from pointsman.router.server import port_of
 from pointsman.workload.readers import read_trace
 from pointsman.workload.spec import TraceFile
@@ -76,7 +76,7 @@ def test_a_file_without_keys_is_an_error(tmp_path: Path) -> None:
 
 def test_no_prompt_and_no_key_in_any_log(tmp_path: Path) -> None:
     async def scenario() -> None:
-        recorder = Recorder(tmp_path / "traffic.jsonl")
+        recorder = Recorder(new_recording(tmp_path / "traffic.jsonl"))
         async with cluster(ok, reset, keys=Keys([SECRET]), recorder=recorder, backend_key="sk-backend") as c:
             key = f"authorization: Bearer {SECRET}\r\n"
             body = {"model": "m", "messages": [{"role": "user", "content": PROMPT}], "user": "session-name"}
@@ -195,7 +195,7 @@ def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
 
     async def scenario() -> None:
-        recorder = Recorder(path)
+        recorder = Recorder(new_recording(path))
         async with cluster(ok, recorder=recorder) as c:
             for session in ("a", "b", "a", None):
                 header = f"x-session-id: {session}\r\n" if session else ""
@@ -215,7 +215,7 @@ def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
     assert trace.session[3] == trace.session[4] == -1
     assert all(after > before for before, after in zip(trace.arrived_at, trace.arrived_at[1:], strict=False))
     with pytest.raises(InputError, match="exists already"):
-        Recorder(path)
+        new_recording(path)
 
 
 # --- admin ---
@@ -224,7 +224,7 @@ def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
 @asynccontextmanager
 async def admin(c: Cluster, keys: Keys | None = None) -> AsyncIterator[Any]:
     """A function that asks the admin API."""
-    service = Admin(c.router.registry, c.router.chooser, keys or Keys([]))
+    service = Admin(c.router, keys or Keys([]))
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: ClientConnection(service, Limits()), "127.0.0.1", 0)
 

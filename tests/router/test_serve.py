@@ -52,7 +52,7 @@ def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_from_the_first_request_to_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = FakeLedger()
     monkeypatch.setattr(
-        router_main, "live_books", lambda settings: (ledger, lambda name: FakeDecider(ledger))
+        router_main, "live_books", lambda settings, seat: (ledger, lambda name: FakeDecider(ledger))
     )
     monkeypatch.setattr(router_main.gc, "freeze", lambda: None)
     said: list[str] = []
