@@ -59,6 +59,7 @@ class Exchange:
         "_status",
         "_streams",
         "arrived_at",
+        "generates",
         "model",
         "priority",
         "prompt_tokens",
@@ -90,6 +91,7 @@ class Exchange:
         self.tried: Collection[int] = ()
         self._num_retries = 0
         self._streams = facts.is_stream
+        self.generates = facts.generates
         self._replica: Replica | None = None
         self._replica_name = NO_REPLICA
         self._handle = 0
@@ -116,10 +118,10 @@ class Exchange:
         self._replica = replica
         self._replica_name = replica.name
         self._moved_at = now = monotonic()
+        if self._request.special.get(b"x-pointsman-decision") is not None:  # before the request is booked
+            self._explanation = json.dumps(proxy.chooser.explain(), default=str).encode()
         self._handle = proxy.ledger.sent(replica.slot, self.prompt_tokens, now, self._streams, self.session)
         proxy.registry.took(replica)
-        if self._request.special.get(b"x-pointsman-decision") is not None:
-            self._explanation = json.dumps(proxy.chooser.explain(), default=str).encode()
         connection = replica.pool.take()
         if connection is not None:
             self.on_connected(connection)

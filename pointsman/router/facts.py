@@ -24,6 +24,7 @@ class Facts(NamedTuple):
     is_stream: bool = False
     prompt_tokens: int = 1
     session: str | None = None
+    generates: bool = False  # text is asked for
 
 
 # Of a body only these fields are read; the rest is checked to be JSON and skipped.
@@ -59,6 +60,8 @@ _decoders = {
     b"/v1/responses": msgspec.json.Decoder(_Input).decode,
 }
 
+_GENERATING = _decoders.keys() - {b"/v1/embeddings"}
+
 
 def read_facts(request: Request) -> Facts | Answer:
     """Answer: why the request is refused."""
@@ -89,7 +92,8 @@ def read_facts(request: Request) -> Facts | Answer:
         return refusal(400, "the body is not valid JSON in UTF-8")
     if session_text is None and type(body.user) is str:
         session_text = body.user
-    return Facts(body.model, body.stream is True, 1 + prompt_tokens, session_text)
+    generates = request.path in _GENERATING
+    return Facts(body.model, body.stream is True, 1 + prompt_tokens, session_text, generates)
 
 
 def _chat_tokens(messages: list[_Message]) -> int:

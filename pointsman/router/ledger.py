@@ -20,7 +20,6 @@ from pointsman.router.calibration import Estimator, Figures, known_figures, pool
 from pointsman.router.sharing import MAX_REPLICAS, Books
 from pointsman.signals import (
     ACCEPTING,
-    CONTEXT_TOKENS,
     DECODE_S_PER_TOKEN,
     DECODING,
     KV_CAPACITY_TOKENS,
@@ -253,16 +252,21 @@ class Ledger:
         estimator = self._estimators[row]
         if estimator is not None and kv_use is not None and math.isfinite(kv_use):
             # Prompts that wait on the server hold no memory yet.
-            estimator.saw_gauges(float(self.signals[CONTEXT_TOKENS, row]), kv_use)
+            estimator.saw_gauges(self.replica_signals(slot)["context_tokens"], kv_use)
 
     def replica_signals(self, slot: int) -> dict[str, float]:
         """What is known of a replica, by name; derived signals as of the last decision that needed them."""
         row = self._rows[slot]
-        return {
+        known = {
             signal.name: float(self.signals[index, row])
             for index, signal in enumerate(SIGNALS)
             if signal.source != "oracle"
         }
+        stream = self._streams[row]
+        known["scraped_at"] = float(stream.scraped_at)  # in the table the books stand in for old gauges
+        for name in ("context_tokens", "generated_tokens"):
+            known[name] += int(stream.num_tokens)  # of the last instant, which are booked with the next
+        return known
 
     # Tables.
 

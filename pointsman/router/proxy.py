@@ -173,7 +173,7 @@ class Proxy:
         e2e_s = now - exchange.arrived_at
         metrics = self.metrics
         metrics.answered(replica, status, ttft_s, e2e_s)
-        if outcome == "completed":
+        if outcome == "completed" and exchange.generates:
             metrics.tokens[replica, "prompt"] += prompt_tokens
             metrics.tokens[replica, "output"] += output_tokens
         self._log.request(
@@ -188,7 +188,7 @@ class Proxy:
             num_retries,
             outcome,
         )
-        if self._recorder is not None:
+        if self._recorder is not None and exchange.generates:
             self._recorder.add(
                 exchange.arrived_at, prompt_tokens, output_tokens, exchange.session_name, outcome
             )

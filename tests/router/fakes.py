@@ -93,4 +93,4 @@ class FakeDecider:
         return slots[self._turn % len(slots)] + 1 if slots else HOLD
 
     def explain(self) -> dict[str, Any]:
-        return {"turn": self._turn}
+        return {"turn": self._turn, "open": len(self._ledger.open)}

@@ -1,4 +1,7 @@
-"""Servers that fail in every way at random, under load: nothing is lost, answered twice, or mixed up."""
+"""Servers that fail in every way at random, under load: nothing is lost, answered twice, or mixed up.
+
+benchmarks/router_chaos.py is the long version, with memory, sockets and latencies.
+"""
 
 from __future__ import annotations
 

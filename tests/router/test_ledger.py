@@ -201,6 +201,17 @@ def test_room_for_requests_grows() -> None:
     assert {name: own_of(ledger, 0)[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0.0)
 
 
+def test_what_is_told_of_an_idle_replica_is_zero_at_once() -> None:
+    """Tokens of the last instant are booked with the next event; whoever asks before must not see less."""
+    ledger = make_ledger()
+    handle = ledger.sent(0, 10, 1.0)
+    ledger.first_token(handle, 2.0)
+    ledger.tokens(handle, 3, 2.5)
+    ledger.finished(handle, 3.0, 10, 4)
+    known = ledger.replica_signals(0)
+    assert {name: known[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0.0)
+
+
 def test_prompt_lengths_are_corrected_by_what_servers_count() -> None:
     ledger = make_ledger()
     for n in range(500):

@@ -185,7 +185,7 @@ def test_a_decision_is_explained_on_request_only() -> None:
             answered = await c.ask(post(headers="x-pointsman-decision: 1\r\nx-request-id: me\r\n"))
             about = json.loads(answered.headers["x-pointsman-decision"])
             assert (about["by"], about["replica"], about["request_id"]) == ("fake", c.mocks[0].url, "me")
-            assert about["why"] == {"turn": 1}
+            assert about["why"] == {"turn": 1, "open": 0}  # as it was when the policy looked
             assert c.mocks[0].heard[1].header("x-pointsman-decision") is None
 
     run(scenario)
@@ -201,6 +201,8 @@ def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
                 header = f"x-session-id: {session}\r\n" if session else ""
                 await c.ask(post(stream=True, headers=header))
                 await asyncio.sleep(0.01)
+            await c.ask(post({"prompt": "how many tokens?"}, "/tokenize"))  # no text is asked for
+            await c.ask(post({"input": "a vector, please"}, "/v1/embeddings"))
             c.mocks[0].behaviour = status(400)
             await c.ask()
         recorder.close()

@@ -41,9 +41,7 @@ def test_replicas_are_matched_by_name_while_they_come_and_go(tmp_path: Path) -> 
     for _ in range(5):
         two.sent(slot, 100, 1.0)
     decider = Decider(one, "least-outstanding")
-    assert {decider.choose(100, 0.0, 1, 2.0) for _ in range(20)} == {
-        1
-    }  # a: none, b: one, c: not ours
+    assert {decider.choose(100, 0.0, 1, 2.0) for _ in range(20)} == {1}  # a: none, b: one, c: not ours
 
 
 def test_what_a_dead_process_had_outstanding_is_gone(tmp_path: Path) -> None:
