@@ -109,6 +109,7 @@ def _show(
     from pointsman.evaluation.returns import NUM_EPISODES, play_all
     from pointsman.report.files import output_dir
     from pointsman.report.returns import ReturnsReport
+    from pointsman.report.returns_page import write_returns
 
     seeds = report_seeds(NUM_EPISODES if num_seeds is None else num_seeds)
     with ExitStack() as outputs:
@@ -120,7 +121,7 @@ def _show(
         wall_s = time.perf_counter() - started
         report = ReturnsReport(returns, judge.headers, section, command, wall_s, judged)
         if folder is not None:
-            report.write(folder)
+            write_returns(report, folder)
     if as_json:
         print_json(report.results())
     else:

@@ -14,11 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from pointsman.envs.jobs import BASELINE, JobsSpec, make_clusters
+from pointsman.errors import InputError
 from pointsman.evaluation.returns import RETURN, Metrics, block_means
 from pointsman.evaluation.scenarios import SELECTION_SEEDS
 from pointsman.jobs.clusters import PolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
-from pointsman.jobs.observation import job_space
+from pointsman.jobs.observation import job_space, lookahead_size
 from pointsman.jobs.rollout import play_all
 from pointsman.jobs.state import FINISHED
 from pointsman.jobs.table import Jobs
@@ -44,8 +45,7 @@ class JobsJudge:
         """By metric [S], one episode a seed."""
         spec = self.spec
         if isinstance(policy, Checkpoint):
-            has_all = spec.features == "full"
-            policy.require_space(job_space(spec.num_gpus, spec.window, has_all), where)
+            self._require_space(policy, where)
         clusters = make_clusters(spec, len(seeds))
         for i, seed in enumerate(seeds):
             clusters.load(i, self._episode(seed), seed)
@@ -63,6 +63,16 @@ class JobsJudge:
             "time_used": np.minimum(sims.now / sims.horizon_s, 1.0),
             "length": sims.num_steps.astype(np.float64),
         }
+
+    def _require_space(self, policy: Checkpoint, where: str) -> None:
+        """It must know these features; other numbers of GPUs can be told in as many numbers as it knows."""
+        spec, size = self.spec, lookahead_size(policy.space)
+        if size != spec.num_gpus and spec.lookahead == "per_gpu":
+            problem = f"was trained with {size} GPUs, and lookahead per_gpu tells of each by its place"
+            raise InputError(
+                where, spec.num_gpus, problem, "train with this num_gpus, or with lookahead sorted or cdf"
+            )
+        policy.require_space(job_space(size, spec.window, spec.features == "full"), where)
 
     def _episode(self, seed: int) -> Jobs:
         if seed not in self._jobs:

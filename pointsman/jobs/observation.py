@@ -5,7 +5,9 @@ All the others follow from what any scheduler knows: the jobs that wait and thei
 run, how many jobs an episode has, and when it is cut off. What is yet to arrive only a critic may see.
 
 Look-ahead, G numbers, by mode: `per_gpu` the time until each GPU is free; `sorted` the same, soonest first;
-`cdf` the share of GPUs free by each of G evenly spaced times; `off` zeros.
+`cdf` the share of GPUs free by each of G evenly spaced times; `off` zeros. A policy that was trained with
+another number of GPUs gets as many numbers as it knows, L: the times until 1/L, 2/L … of the GPUs are free,
+the shares free by each of L times. Only `per_gpu` cannot be told in another number.
 """
 
 from __future__ import annotations
@@ -69,13 +71,15 @@ PRIVILEGED_FEATURES = (
 )
 
 NUM_ORIGINAL = len(ORIGINAL_JOB_FEATURES)
+NUM_ORIGINAL_CLUSTER, NUM_MORE_CLUSTER = len(ORIGINAL_CLUSTER_FEATURES), len(MORE_CLUSTER_FEATURES)
+LOOKAHEAD = "lookahead"
 
 
-def job_space(num_gpus: int, window: int, has_all: bool) -> EntitySpace:
-    """The observation of a cluster of that size; `has_all`: more than the original features."""
+def job_space(num_lookahead: int, window: int, has_all: bool) -> EntitySpace:
+    """`num_lookahead`: one for each GPU it is trained with; `has_all`: more than the original features."""
     lookahead = tuple(
-        Feature(f"lookahead{k}", "D; cdf: share", "gpus", "when GPUs are free; see the mode")
-        for k in range(num_gpus)
+        Feature(f"{LOOKAHEAD}{k}", "D; cdf: share", "gpus", "when GPUs are free; see the mode")
+        for k in range(num_lookahead)
     )
     return EntitySpace(
         window,
@@ -83,6 +87,11 @@ def job_space(num_gpus: int, window: int, has_all: bool) -> EntitySpace:
         lookahead + ORIGINAL_CLUSTER_FEATURES + (MORE_CLUSTER_FEATURES if has_all else ()),
         PRIVILEGED_FEATURES,
     )
+
+
+def lookahead_size(space: EntitySpace) -> int:
+    """How many GPUs a policy of this space was trained with."""
+    return sum(feature.name.startswith(LOOKAHEAD) for feature in space.context_features)
 
 
 def log_duration(share: Floats) -> Floats:
@@ -110,11 +119,13 @@ def observe(sim, lookahead, entities, context, legal):
             entities[slot, j] = 0.0
         legal[slot + 1] = False
     legal[0] = True
-    fill_lookahead(sim, lookahead, context)
-    context[sim.num_gpus] = sim.num_idle / sim.num_gpus
-    context[sim.num_gpus + 1] = 1.0 - sim.num_idle / sim.num_gpus
-    if num_features > NUM_ORIGINAL:
-        fill_more(sim, entities, context)
+    has_all = num_features > NUM_ORIGINAL
+    size = context.shape[0] - NUM_ORIGINAL_CLUSTER - (NUM_MORE_CLUSTER if has_all else 0)
+    fill_lookahead(sim, lookahead, context, size)
+    context[size] = sim.num_idle / sim.num_gpus
+    context[size + 1] = 1.0 - sim.num_idle / sim.num_gpus
+    if has_all:
+        fill_more(sim, entities, context, size + NUM_ORIGINAL_CLUSTER)
 
 
 @kernel
@@ -132,27 +143,32 @@ def fill_free_in(sim):
 
 
 @kernel
-def fill_lookahead(sim, mode, context):
+def fill_lookahead(sim, mode, context, size):
+    """`per_gpu` wants `size` to be the number of GPUs."""
     num_gpus, longest_s = sim.num_gpus, sim.max_duration_s
     free_in = float_list(sim.free_in, num_gpus)
     gpu_job = int_list(sim.gpu_job, num_gpus)
     num_free = 0
-    for k in range(num_gpus):
+    for k in range(size):
         context[k] = 0.0
         if mode == SORTED:
-            context[k] = free_in[k] / longest_s
+            share = ((k + 1) * num_gpus + size - 1) // size  # of the GPUs, rounded up
+            context[k] = free_in[share - 1] / longest_s
         elif mode == PER_GPU and gpu_job[k] != NOBODY:
             job = job_at(sim.jobs, gpu_job[k])
             context[k] = (job.started_at + job.duration_s - sim.now) / longest_s
         elif mode == CDF:
-            while num_free < num_gpus and free_in[num_free] <= longest_s * (k + 1) / num_gpus:
+            while num_free < num_gpus and free_in[num_free] <= longest_s * (k + 1) / size:
                 num_free += 1
             context[k] = num_free / num_gpus
 
 
 @kernel
-def fill_more(sim, entities, context):
-    """What the original observation leaves to the network to find out, or does not tell."""
+def fill_more(sim, entities, context, first):
+    """What the original observation leaves to the network to find out, or does not tell.
+
+    `first`: where it begins in the context.
+    """
     num_gpus, num_jobs, longest_s = sim.num_gpus, sim.num_window, sim.max_duration_s
     free_in = float_list(sim.free_in, num_gpus)
     next_s = free_in[sim.num_idle] if sim.num_running > 0 else 0.0
@@ -178,7 +194,6 @@ def fill_more(sim, entities, context):
         entities[slot, 12] = num_wider[job.gpus] / num_jobs
         entities[slot, 13] = num_longer / num_jobs
     num_waiting = num_jobs + sim.num_arrived - sim.num_entered
-    first = num_gpus + 2
     context[first] = sim.num_running / num_gpus
     context[first + 1] = next_s / longest_s
     context[first + 2] = running_at(sim.running, 0).gpus / num_gpus if sim.num_running > 0 else 0.0

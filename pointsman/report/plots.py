@@ -39,6 +39,15 @@ _STYLES = {
     "hold-until-room": ("#8e5bd0", ""),
     "late-binding": ("#cf9a1f", ""),
     "linear-score": ("#f08533", ""),
+    "random-feasible": ("#9aa0a6", "2 3"),
+    "fifo": ("#a87c5f", "2 3"),
+    "sjf": ("#3f7fd0", ""),
+    "smallest-work-first": ("#2ba7c9", ""),
+    "most-gpus-first": ("#8fae2a", ""),
+    "wide-and-short": ("#e0514b", ""),
+    "easy-backfill": ("#5c6bc0", "6 3"),
+    "best-fit": ("#37a35b", "6 3"),
+    "priority-first": ("#cf9a1f", "6 3"),
 }
 _OTHER_STYLES = tuple(
     (colour, "") for colour in ("#d81b60", "#00897b", "#b0651d", "#6a7f00", "#ef6c00", "#00838f", "#ad1457")

@@ -1,17 +1,16 @@
-"""Policies judged by returns, as a table, as files and as plain results; evaluation/returns.py."""
+"""Policies judged by returns, as a table and as plain results; evaluation/returns.py."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPLES, Ratio
 from pointsman.evaluation.returns import Returns
-from pointsman.report.files import write_files
-from pointsman.report.plain import provenance, to_json
+from pointsman.report.plain import provenance
 from pointsman.report.tables import markdown, percent
 
 
@@ -47,7 +46,7 @@ class ReturnsReport:
         return [self._row(name, name == best) for name in self.returns.names]
 
     def _row(self, name: str, is_best: bool) -> Row:
-        gain = self._gain(name)
+        gain = self.gains.get(name)
         table = self.returns.metrics[name]
         return Row(
             name,
@@ -66,6 +65,12 @@ class ReturnsReport:
             return self.returns.gain(name, self.returns.baseline)
         return self.returns.gain(self.policy, name)
 
+    @cached_property
+    def gains(self) -> dict[str, Ratio]:
+        """Of each over the baseline; or, with a policy to judge, of that one over each of the others."""
+        found = {name: self._gain(name) for name in self.returns.names}
+        return {name: gain for name, gain in found.items() if gain is not None}
+
     def notes(self) -> list[str]:
         seeds = self.returns.seeds
         lines = [
@@ -80,7 +85,7 @@ class ReturnsReport:
     def results(self) -> dict[str, Any]:
         policies = {}
         for name, metrics in self.returns.metrics.items():
-            gain, blocks = self._gain(name), self.returns.blocks(name)
+            gain, blocks = self.gains.get(name), self.returns.blocks(name)
             policies[name] = {
                 "return": plain_estimate(self.returns.means[name]),
                 "worst_block": blocks.min(),
@@ -115,13 +120,6 @@ class ReturnsReport:
         ]
         parts = [f"`{self.command}`", *self.notes(), markdown(["policy", *self.columns], cells)]
         return "\n\n".join(parts) + "\n"
-
-    def write(self, folder: Path) -> None:
-        contents = {
-            "results.json": to_json(self.results(), indent=1) + "\n",
-            "table.md": self.markdown(),
-        }
-        write_files(folder, contents)
 
 
 def plain_estimate(estimate: Ratio) -> dict[str, float]:

@@ -1,25 +1,35 @@
-"""How a run is judged for its report where policies are judged by returns: every problem but routing."""
+"""Pages where policies are judged by returns, which is every problem but routing.
+
+What the report of a run shows of it, and the files of `pointsman evaluate --out` and `compare --out`.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pointsman.evaluation.bootstrap import LEVEL, Ratio
-from pointsman.evaluation.returns import NUM_EPISODES, play_all
+from pointsman.evaluation.returns import NUM_EPISODES, Returns, play_all
 from pointsman.evaluation.scenarios import REPORT_SEEDS
 from pointsman.policies.checkpoint import Checkpoint, load_checkpoint
 from pointsman.policies.sources import BEST
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Appraisal, Verdict
 from pointsman.report.comparison import DIRECTIONS
-from pointsman.report.figure import Bar, Figure, linear_axis, row_axis
-from pointsman.report.page import Section, escape, table
+from pointsman.report.figure import Bar, Figure, Ladder, linear_axis, row_axis
+from pointsman.report.files import write_files
+from pointsman.report.page import Section, escape, folded, page, paragraphs, table
+from pointsman.report.plain import provenance, to_json
 from pointsman.report.plots import ROW_HEIGHT, style
-from pointsman.report.returns import ReturnsReport, with_interval
+from pointsman.report.returns import ReturnsReport, signed, with_interval
 from pointsman.report.tables import does, listed, seed_range
 from pointsman.training.problems import make_judge
+
+BLOCK_COLOUR = "#3f7fd0"
 
 
 def appraise(
@@ -41,17 +51,36 @@ def appraise(
     report = ReturnsReport(
         returns, judge.headers, section, command, time.perf_counter() - started, policy=name
     )
-    gains = {other: returns.gain(name, other) for other in judge.heuristics}
     return Appraisal(
-        verdict_of(name, gains, judge.baseline, seeds),
-        [_section(report, gains)],
+        verdict_of(name, report.gains, judge.baseline, seeds),
+        [_section(report)],
         report.results(),
         report.notes(),
         command,
     )
 
 
-def verdict_of(name: str, gains: Mapping[str, Ratio], baseline: str, seeds: range) -> Verdict:
+def write_returns(report: ReturnsReport, folder: Path) -> None:
+    contents = {
+        "results.json": to_json(report.results(), indent=1) + "\n",
+        "table.md": report.markdown(),
+        "report.html": returns_html(report),
+    }
+    write_files(folder, contents)
+
+
+def returns_html(report: ReturnsReport) -> str:
+    kind, returns = report.env["kind"], report.returns
+    lead = f"<p><code>{escape(report.command)}</code></p>" + paragraphs([*report.notes(), _version()])
+    if report.policy is None:
+        return page(f"Policies for {kind}", lead, [_section(report), _settings(report)])
+    baseline = returns.baseline if returns.baseline in report.gains else next(iter(report.gains))
+    verdict = verdict_of(report.policy, report.gains, baseline, returns.seeds)
+    title = f"{report.policy} on {kind}"
+    return page(title, verdict.html() + lead, [_section(report), _settings(report)])
+
+
+def verdict_of(name: str, gains: Mapping[str, Ratio], baseline: str, seeds: Sequence[int]) -> Verdict:
     """`gains`: what it earned more than each of the others."""
     main = gains[baseline]
     if main.low > 0:
@@ -85,7 +114,7 @@ def verdict_of(name: str, gains: Mapping[str, Ratio], baseline: str, seeds: rang
     return Verdict(tone, sentence, details)
 
 
-def _section(report: ReturnsReport, gains: Mapping[str, Ratio]) -> Section:
+def _section(report: ReturnsReport) -> Section:
     rows = [
         [
             escape(row.policy),
@@ -96,19 +125,44 @@ def _section(report: ReturnsReport, gains: Mapping[str, Ratio]) -> Section:
         ]
         for row in report.rows()
     ]
-    bars = [
-        Bar(
-            row,
-            0.0,
-            gain.ratio,
-            style(other)[0],
-            f"{other}: {with_interval(gain, '+')}",
-            (gain.low, gain.high),
-        )
-        for row, (other, gain) in enumerate(gains.items())
-    ]
-    ends = [end for gain in gains.values() for end in (gain.ratio, gain.low, gain.high)]
-    x = linear_axis("return of an episode, more than the policy named", [0.0, *ends])
-    figure = Figure("Gain in return", x, row_axis(list(gains)), bars, height=8 + ROW_HEIGHT * len(bars))
     body = table(["policy", *map(escape, report.columns)], rows)
-    return Section("Against other policies", body, [figure])
+    title = "Policies" if report.policy is None else "Against other policies"
+    return Section(title, body, [_gains(report), _blocks(report.returns)], is_paired=True)
+
+
+def _gains(report: ReturnsReport) -> Figure:
+    bars = []
+    for row, (other, gain) in enumerate(report.gains.items()):
+        text = f"{other}: {with_interval(gain, '+')}"
+        interval = (gain.low, gain.high) if math.isfinite(gain.low) else None
+        bars.append(Bar(row, 0.0, gain.ratio, style(other)[0], text, interval))
+    ends = [end for gain in report.gains.values() for end in (gain.ratio, gain.low, gain.high)]
+    against = report.returns.baseline if report.policy is None else "the policy named"
+    x = linear_axis(f"return of an episode, more than {against}", [0.0, *filter(math.isfinite, ends)])
+    rows = row_axis(list(report.gains))
+    return Figure("Gain in return", x, rows, bars, height=8 + ROW_HEIGHT * len(bars))
+
+
+def _blocks(returns: Returns) -> Figure:
+    """How far the mean of a few episodes can be trusted, and whether a policy falls apart on some."""
+    ladders = []
+    for row, name in enumerate(returns.names):
+        values = sorted(returns.blocks(name))
+        texts = [f"{name}: {signed(value)}" for value in values]
+        ladders.append(Ladder("a block", row, values, texts, BLOCK_COLOUR))
+    x = linear_axis("mean return of a block", [value for one in ladders for value in one.values])
+    size = len(returns.seeds) // returns.num_blocks
+    note = f"A dot is the mean of {size} episodes in a row."
+    rows = row_axis(returns.names)
+    return Figure("Blocks of episodes", x, rows, ladders, height=8 + ROW_HEIGHT * len(ladders), note=note)
+
+
+def _settings(report: ReturnsReport) -> Section:
+    text = yaml.safe_dump({"env": dict(report.env)}, sort_keys=False)
+    return Section("Settings", folded("The problem, in full", f"<pre>{escape(text)}</pre>"))
+
+
+def _version() -> str:
+    about = provenance()
+    revision = f", revision {about['git_revision'][:12]}" if about["git_revision"] else ""
+    return f"pointsman {about['pointsman']}{revision}"

@@ -61,7 +61,7 @@ def test_evaluate_judges_by_returns_on_report_seeds(cli: Cli, run: Path, tmp_pat
     sjf = found["policies"]["sjf"]
     assert sjf["gain"]["mean"] == pytest.approx(mine["return"]["mean"] - sjf["return"]["mean"])
     assert "| mine" in (out / "table.md").read_text()
-    assert (out / "results.json").exists()
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "results.json", "table.md"]
 
 
 def test_evaluate_prints_a_table_that_fits(cli: Cli, run: Path) -> None:
@@ -75,10 +75,11 @@ def test_evaluate_prints_a_table_that_fits(cli: Cli, run: Path) -> None:
 
 
 def test_evaluate_elsewhere_than_it_was_trained(cli: Cli, run: Path) -> None:
-    """A wider window, all jobs at once: the network takes any number of them."""
-    arguments = ("--set", "window=12", "--set", "workload.arrivals=all_at_zero", "--seeds", 10, "--json")
-    found = cli("evaluate", run, *arguments).json
-    assert (found["env"]["window"], found["env"]["workload"]["arrivals"]) == (12, "all_at_zero")
+    """A wider window, more GPUs, all jobs at once: the network takes any number of them."""
+    changes = ("--set", "window=12", "--set", "num_gpus=6", "--set", "workload.arrivals=all_at_zero")
+    found = cli("evaluate", run, *changes, "--seeds", 10, "--json").json
+    assert (found["env"]["window"], found["env"]["num_gpus"]) == (12, 6)
+    assert found["policies"]["mine"]["means"]["invalid_frac"] == 0
 
 
 def test_compare_heuristics_and_runs(cli: Cli, run: Path) -> None:
@@ -138,7 +139,10 @@ def test_audit_features(cli: Cli) -> None:
         (["evaluate", "{run}", "--against", "{run}"], "is the policy itself"),
         (["evaluate", "{run}", "--seeds", "0"], "--seeds = 0: is out of range"),
         (["evaluate", "{run}", "--set", "windows=3"], "env.windows = 3: unknown key; did you mean 'window'?"),
-        (["evaluate", "{run}", "--set", "num_gpus=5"], "was trained on other context features"),
+        (
+            ["evaluate", "{run}", "--set", "num_gpus=5", "--set", "lookahead=per_gpu"],
+            "mine = 5: was trained with 4 GPUs, and lookahead per_gpu tells of each by its place; train with",
+        ),
         (["compare", "--env", "job"], "env.kind = 'job': unknown kind; kinds: routing, jobs"),
         (["compare", "--env", "jobs", "--baseline", "least-work"], "policy.kind = 'least-work': unknown"),
         (

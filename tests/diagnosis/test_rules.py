@@ -210,6 +210,63 @@ def test_short_and_long_runs_are_no_reason_for_findings(rows: int) -> None:
     assert diagnose(make(healthy(3, rows))).is_clean
 
 
+# Of `pointsman train --env jobs`, 32 updates of 256 decisions: entropies, and the episodes that ended.
+SHORT_ENTROPY = (
+    *(
+        0.996,
+        0.994,
+        0.994,
+        0.994,
+        0.988,
+        0.987,
+        0.991,
+        0.984,
+        0.959,
+        0.955,
+        0.941,
+        0.917,
+        0.954,
+        0.954,
+        0.968,
+    ),
+    *(
+        0.945,
+        0.949,
+        0.953,
+        0.949,
+        0.959,
+        0.953,
+        0.964,
+        0.961,
+        0.952,
+        0.958,
+        0.948,
+        0.958,
+        0.952,
+        0.962,
+        0.955,
+    ),
+    *(0.962, 0.955),
+)
+SHORT_RETURNS = {5: 0.761, 6: 0.113, 9: -0.268, 10: 0.121, 12: 0.472, 13: 0.534, 16: 0.071, 21: 0.543}
+SHORT_RETURNS |= {22: 0.412, 24: 0.214, 28: 0.363, 29: 0.744}
+
+
+def short_run(sign: float) -> RunLog:
+    update = np.arange(1.0, len(SHORT_ENTROPY) + 1)
+    earned = [sign * SHORT_RETURNS.get(int(one), np.nan) for one in update]
+    columns = {"entropy_frac": np.array(SHORT_ENTROPY), "mean_ep_return": np.array(earned)}
+    return make({"update": update, "fraction_done": update / len(update), **columns})
+
+
+def test_a_run_too_short_to_show_its_rise_is_no_bad_one() -> None:
+    """From 0.44 to 0.55, but a dozen episodes spread by 0.3; the other way round it is bad all the same."""
+    assert found(short_run(1.0))["stuck-at-uniform"] == "warning"
+    (falling,) = (one for one in diagnose(short_run(-1.0)).findings if one.name == "stuck-at-uniform")
+    assert falling.severity == "bad"
+    assert "did not rise (-0.437 at first, -0.553 now)" in falling.evidence
+
+
 def test_causes_come_before_symptoms() -> None:
     """A step that is far too small leaves the policy uniform and the critic blind too."""
     columns = with_(

@@ -98,11 +98,23 @@ def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_features_are_refused() -> None:
     with pytest.raises(InputError, match="mine = 'entity_features': was trained on other entity features"):
         JobsJudge(make_spec(features="original")).play(untrained(), range(2), "mine")
-    with pytest.raises(InputError, match="was trained on other context features"):
-        JobsJudge(make_spec(num_gpus=5)).play(untrained(), range(2))
+    with pytest.raises(
+        InputError, match=r"mine = 5: was trained with 4 GPUs, .* train with this num_gpus, or"
+    ):
+        JobsJudge(make_spec(num_gpus=5, lookahead="per_gpu")).play(untrained(), range(2), "mine")
     with pytest.raises(InputError, match="an mlp for 6 entities"):
         JobsJudge(make_spec(window=7)).play(untrained("mlp"), range(2))
     assert len(JobsJudge(make_spec(window=9)).play(untrained(), range(2))["return"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["pooled", "attention", "mlp"])
+@pytest.mark.parametrize("num_gpus", [1, 5, 16])
+def test_a_policy_runs_with_another_number_of_gpus(kind: str, num_gpus: int) -> None:
+    played = JobsJudge(make_spec(num_gpus=num_gpus)).play(untrained(kind), range(8))
+    assert np.isfinite(played["return"]).all()
+    assert played["return"].std() > 0
+    assert not played["invalid_frac"].any()
+    assert played["finished"].mean() > 0.5
 
 
 def test_what_the_trainer_is_told() -> None:

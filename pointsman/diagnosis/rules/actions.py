@@ -37,6 +37,8 @@ NOOP_ALWAYS = 0.9
 ONE_ACTION = 0.8  # of what is not a no-op
 ONE_ACTION_RISE = 0.25
 UNIFORM = 0.95  # of the entropy of uniform actions
+MANY_RETURNS = 30  # fewer say little about a rise
+LARGE_RISE = 0.1  # of the return
 FAR_COLLAPSED = 0.02
 
 
@@ -92,19 +94,35 @@ def stuck_at_uniform(log: RunLog) -> Looked:
     if now < UNIFORM:
         return Margin(f"entropy, as a share of {_highest(log)}", now, UNIFORM)
     earned = training_return(log)
-    has_learned = rise(earned) > 3 and (score is None or not score.trouble)
+    has_learned = _has_learned(earned, score)
     text = f"entropy is still {now:.1%} of {_highest(log)}"
     if not has_learned:
-        text += f", and {_earned(earned)}"
+        text += f", and {score.trouble if score and rise(earned) > 3 else _earned(earned)}"
     severity: Severity = "warning" if has_learned else "bad"
     return Evidence(severity, text, {"entropy_frac": now}, "entropy_frac")
+
+
+def _has_learned(earned: Series, score: Progress | None) -> bool:
+    """Where few episodes have ended, even a large rise is within their noise: there its size decides."""
+    is_short = 0 < len(earned) < MANY_RETURNS
+    is_evaluated = score is not None and score.name.startswith("eval")
+    if score is not None and score.trouble and (is_evaluated or not is_short):
+        return False
+    if rise(earned) > 3:
+        return True
+    if not is_short:
+        return False
+    first, last = earned.head(0.2).mean(), earned.tail(0.2).mean()
+    has_risen = bool(last - first > LARGE_RISE * max(abs(first), abs(last)))
+    return has_risen or (score is not None and is_evaluated and score.has_improved)
 
 
 def _earned(earned: Series) -> str:
     if not len(earned):
         return "the return is not known"
     first, last = earned.head(0.2).mean(), earned.tail(0.2).mean()
-    return f"what it earns in training did not rise ({first:.3g} at first, {last:.3g} now)"
+    rose = "did not clearly rise" if last > first else "did not rise"
+    return f"what it earns in training {rose} ({first:.3g} at first, {last:.3g} now)"
 
 
 def _highest(log: RunLog) -> str:
