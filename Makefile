@@ -1,10 +1,11 @@
 # make demo: train a policy in two minutes, and report how it compares with today's routers.   make test: run the tests.
-# Both set up their own virtual environment in .venv first.
+# make demo-serve: the router at work on emulated servers, with a live page, and what it gains, in two minutes.
+# All set up their own virtual environment in .venv first.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo demo-serve test lint bench clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/.ready
@@ -22,6 +23,9 @@ demo: setup
 	$(BIN)/pointsman train --preset quick --out demo/run
 	$(BIN)/pointsman evaluate demo/run --scenario steady-chat --objective balanced --seeds 8
 	$(BIN)/pointsman report demo/run
+
+demo-serve: setup
+	$(BIN)/pointsman demo-serve
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup

@@ -21,6 +21,7 @@ from pointsman.cli.compare import (
 )
 from pointsman.cli.console import TABLE_WIDTH, compilation_announced, print_json, stdout
 from pointsman.cli.lists import plain_table
+from pointsman.cli.live import LIVE_AGAINST, LIVE_SEEDS, measure, refuse_with_live
 from pointsman.cli.options import (
     AsJson,
     NumSeeds,
@@ -73,6 +74,10 @@ def evaluate(
     objective: ObjectiveName = None,
     overrides: Overrides = None,
     threads: NumThreads = 0,
+    live: Annotated[
+        list[str] | None,
+        typer.Option("--live", metavar="URL", help="A real server to measure on, by our router; repeat it."),
+    ] = None,
     as_json: AsJson = False,
     out: OutDir = None,
 ) -> None:
@@ -82,6 +87,9 @@ def evaluate(
     policy's means to the other's, with 95 % intervals. Without --scenario, --suite or --config: steady-chat.
 
     A policy for GPU jobs is judged by its returns, on what it was trained on; --set changes that.
+
+    With --live, the arrivals of one scenario or configuration are sent to real servers in real time, once for
+    each policy and seed; by default 6 seeds, against least-outstanding.
 
     Example: pointsman evaluate policy.yaml --suite all --objective balanced --out results
     """
@@ -94,23 +102,31 @@ def evaluate(
     env = env_of(policy)
     if env is not None:
         given = {"--scenario": scenario, "--suite": suite, "--config": config_file, "--objective": objective}
+        given |= {"--live": live}
         refuse_routing_options(given, env["kind"])
         section = env_section(env, overrides or [])
         evaluate_returns(policy, section, split_names(against), seeds, command, out, as_json)
         return
     refuse_seed(overrides or [], "leave it out; --seeds says how many")
     cost = objective_named(objective)
-    against = against or AGAINST
+    against = against or (LIVE_AGAINST if live else AGAINST)
     others = split_names(against) or []
+    if live:
+        refuse_with_live(scenario or [], suite, threads)
+        seeds = LIVE_SEEDS if seeds is None else seeds
     with ExitStack() as outputs:
         folder = outputs.enter_context(output_dir("--out", out)) if out else None
         outputs.enter_context(compilation_announced())
         scenarios = chosen_scenarios(config_file, scenario or [], suite)
         wanted = situations(config_file, scenarios, overrides or [], report_seeds(seeds))
         started = time.perf_counter()
-        comparisons = run_comparisons(
-            wanted, [policy, *others], others[0], base_dir(config_file), num_threads(threads), cost
-        )
+        policies = [policy, *others]
+        if live:
+            comparisons = [measure(wanted[0], policies, others[0], live, base_dir(config_file), cost)]
+        else:
+            comparisons = run_comparisons(
+                wanted, policies, others[0], base_dir(config_file), num_threads(threads), cost
+            )
         wall_s = time.perf_counter() - started
         report = EvaluationReport(ComparisonReport(comparisons, command, wall_s, cost))
         if not report.against:
@@ -120,10 +136,10 @@ def evaluate(
     if as_json:
         print_json(report.results())
     else:
-        _print_report(report)
+        print_report(report)
 
 
-def _print_report(report: EvaluationReport) -> None:
+def print_report(report: EvaluationReport) -> None:
     console = stdout()
     is_narrow = console.width < table_width(report.base.headlines)
     if len(report.comparisons) == 1:

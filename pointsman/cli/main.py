@@ -19,6 +19,7 @@ from pointsman.cli import (
     audit,
     capacity,
     compare,
+    demo,
     diagnose,
     emulate,
     evaluate,
@@ -58,6 +59,7 @@ app.command("audit-features")(audit.audit_features)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
 app.command()(emulate.emulate)
+app.command("demo-serve")(demo.demo_serve)
 app.command()(lists.scenarios)
 app.command()(lists.policies)
 app.command()(lists.hardware)

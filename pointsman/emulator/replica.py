@@ -12,6 +12,7 @@ import json
 import math
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -30,6 +31,7 @@ Fault = Literal["none", "slow", "hang", "reset", "error", "die"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 ERROR_STATUS = 500
 _LOAD_FORMAT = b"endpoint-load-metrics-format"
+_NUM_LATE = 10_000
 
 
 @dataclass(eq=False)
@@ -90,6 +92,8 @@ class EmulatedReplica:
         self._engine = Engine(self.plan)
         self._jobs: set[Job] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._due_at = 0.0  # wall clock
+        self._late_s: deque[float] = deque(maxlen=_NUM_LATE)  # the latest deliveries
         self._started_at = time.monotonic()
         self._frozen_at: float | None = None
         self._num_preemptions = 0
@@ -198,10 +202,14 @@ class EmulatedReplica:
         at = self._engine.next_event_at
         if self._frozen_at is None and math.isfinite(at):
             delay_s = max(0.0, (at - self._now()) / self._time_scale)
+            self._due_at = time.monotonic() + delay_s
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
+        late_s = time.monotonic() - self._due_at
+        if late_s >= 0.0:  # timers are coarse: one that fires early delivers nothing
+            self._late_s.append(late_s)
         self._deliver()
         self._plan_delivery()
 
@@ -288,6 +296,7 @@ class EmulatedReplica:
 
     def state(self) -> dict[str, Any]:
         gauges = self._engine.gauges
+        late_s = np.percentile(self._late_s, (50, 99)) if self._late_s else (0.0, 0.0)
         return {
             "name": self.name,
             "url": self.url,
@@ -297,4 +306,5 @@ class EmulatedReplica:
             "running": gauges.running,
             "waiting": gauges.waiting,
             "kv_use": round(gauges.kv_use, 4),
+            "late_ms": {"p50": round(1000 * late_s[0], 2), "p99": round(1000 * late_s[1], 2)},
         }

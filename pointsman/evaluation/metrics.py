@@ -22,7 +22,7 @@ from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.state import TBT_BINS_PER_OCTAVE, TBT_LOWEST_EXPONENT
 
 PERCENTILES = (50, 90, 95, 99)
-REQUEST_LATENCIES = ("ttft", "tpot", "e2e", "queueing")
+CLIENT_LATENCIES = ("ttft", "tpot", "e2e")  # those that a client can measure
 Floats = NDArray[np.float64]
 
 
@@ -59,30 +59,13 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     """All metrics of cluster i after its run."""
     sim, requests = clusters.sims[i], clusters.requests[i]
     is_drained = sim.num_completed == sim.num_requests
-    ended_at = requests["completed_at"].max() if is_drained else sim.now
-    duration_s = max(float(ended_at - requests["arrived_at"].min()), 1e-12)
-    is_good = np.ones(int(sim.num_completed), bool)
-    num_tokens = float(requests["num_decode"].sum(where=requests["completed_at"] >= 0))
-    metrics = {
-        "num_requests": float(sim.num_requests),
-        "num_unfinished": float(sim.num_requests - sim.num_completed),
-        "duration_s": duration_s,
-    }
-    for name in REQUEST_LATENCIES:  # one at a time, to keep the memory of a long run low
-        values = latency(requests, name)
-        if name in ("ttft", "tpot"):
-            is_good &= ~(values > getattr(slo, f"{name}_s"))
-        metrics |= _summary(name, values)
+    metrics = measure_requests(requests, slo, None if is_drained else float(sim.now))
+    duration_s = metrics["duration_s"]
+    metrics |= summary("queueing", latency(requests, "queueing"))
     metrics |= _tbt_summary(clusters.tbt_histograms[i])
     replicas = clusters.replicas[i]
     shares = replicas["num_sent"] / max(1, replicas["num_sent"].sum())
     return metrics | {
-        "ttft_square_mean_s2": _mean(np.square(latency(requests, "ttft"))),
-        "slo_excess_mean_s": _mean(slo_excess(requests, slo)),
-        "requests_per_s": float(sim.num_completed) / duration_s,
-        "tokens_per_s": num_tokens / duration_s,
-        "goodput_per_s": float(is_good.sum()) / duration_s,
-        "good_share": float(is_good.sum()) / float(sim.num_requests),
         "imbalance_cv": float(sim.imbalance_area / sim.busy_span) if sim.busy_span > 0 else 0.0,
         "share_min": float(shares.min()),
         "share_max": float(shares.max()),
@@ -97,11 +80,39 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     }
 
 
+def measure_requests(requests: Any, slo: SloSpec, ended_at: float | None = None) -> dict[str, float]:
+    """What the times of requests tell by themselves, simulated or not; until the last end if not told."""
+    is_done = requests["completed_at"] >= 0
+    num_done = int(np.count_nonzero(is_done))
+    ended_at = float(requests["completed_at"].max()) if ended_at is None else ended_at
+    duration_s = max(ended_at - float(requests["arrived_at"].min()), 1e-12)
+    num_tokens = float(requests["num_decode"].sum(where=is_done))
+    is_good = np.ones(num_done, bool)
+    metrics = {
+        "num_requests": float(len(requests)),
+        "num_unfinished": float(len(requests) - num_done),
+        "duration_s": duration_s,
+    }
+    for name in CLIENT_LATENCIES:  # one at a time, to keep the memory of a long run low
+        values = latency(requests, name)
+        if name in ("ttft", "tpot"):
+            is_good &= ~(values > getattr(slo, f"{name}_s"))
+        metrics |= summary(name, values)
+    return metrics | {
+        "ttft_square_mean_s2": _mean(np.square(latency(requests, "ttft"))),
+        "slo_excess_mean_s": _mean(slo_excess(requests, slo)),
+        "requests_per_s": num_done / duration_s,
+        "tokens_per_s": num_tokens / duration_s,
+        "goodput_per_s": float(is_good.sum()) / duration_s,
+        "good_share": float(is_good.sum()) / len(requests),
+    }
+
+
 def _mean(values: Floats) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _summary(name: str, values: Floats) -> dict[str, float]:
+def summary(name: str, values: Floats) -> dict[str, float]:
     if np.isnan(values).any():
         values = values[~np.isnan(values)]
     if len(values) == 0:
@@ -116,7 +127,7 @@ def _summary(name: str, values: Floats) -> dict[str, float]:
 def _tbt_summary(histogram: NDArray[np.int64]) -> dict[str, float]:
     total = int(histogram.sum())
     if total == 0:
-        return _summary("tbt", np.empty(0))
+        return summary("tbt", np.empty(0))
     octave, part = np.divmod(np.arange(len(histogram)) + 0.5, TBT_BINS_PER_OCTAVE)
     centres = np.ldexp(1 + part / TBT_BINS_PER_OCTAVE, octave.astype(int) + TBT_LOWEST_EXPONENT)
     cumulated = histogram.cumsum()

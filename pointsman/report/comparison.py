@@ -120,7 +120,7 @@ class ComparisonReport:
                 for row in headline_rows(one)
             ]
             parts.append(f"## {one.name}\n\n{one.what}\n\n{markdown(header, rows)}")
-            parts.append(markdown(["policy", *(HEADERS[metric] for metric in MORE)], _more_rows(one)))
+            parts.append(markdown(*_more(one)))
         return "\n\n".join(parts) + "\n"
 
     def html(self) -> str:
@@ -178,10 +178,14 @@ def summary_table(report: ComparisonReport) -> tuple[list[str], list[list[str]]]
     return header, rows
 
 
-def _more_rows(one: Comparison) -> list[list[str]]:
-    return [
-        [label(one, policy), *(metric_text(one, policy, metric) for metric in MORE)] for policy in one.names
+def _more(one: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of what the headlines leave out; on live servers not all of it can be measured."""
+    metrics = [metric for metric in MORE if metric in one.metrics[one.baseline]]
+    rows = [
+        [label(one, policy), *(metric_text(one, policy, metric) for metric in metrics)]
+        for policy in one.names
     ]
+    return ["policy", *(HEADERS[metric] for metric in metrics)], rows
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -212,8 +216,7 @@ def headline_html(one: Comparison) -> str:
         [escape(row.label), *(_html_cell(cell) for cell in row.cells), row.good_share]
         for row in headline_rows(one)
     ]
-    more = table(["policy", *(HEADERS[metric] for metric in MORE)], _more_rows(one))
-    return table(header, rows) + folded("More metrics", more)
+    return table(header, rows) + folded("More metrics", table(*_more(one)))
 
 
 def latency_figures(one: Comparison, thick: str, prefix: str = "") -> list[Figure]:

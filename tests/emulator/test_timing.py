@@ -93,3 +93,16 @@ def test_many_at_once_end_in_the_order_and_at_the_times_simulated() -> None:
     # Whoever ends 50 ms before another by the simulator does so here.
     for i in range(count):
         assert np.all(ended[who][expected > expected[i] + 0.05] > ended[who[i]])
+
+
+def test_it_says_how_late_it_was() -> None:
+    async def check(emulator: Emulator) -> None:
+        (replica,) = emulator.replicas
+        answer = asyncio.create_task(ask(replica.url, "POST", "/v1/completions", completion(num_output=50)))
+        await asyncio.sleep(0.02)
+        time.sleep(0.3)  # the event loop has other things to do
+        await answer
+        late_ms = replica.state()["late_ms"]
+        assert late_ms["p99"] > 20 > late_ms["p50"]
+
+    with_emulator(check, time_scale=SCALE)

@@ -1,0 +1,62 @@
+"""`pointsman evaluate --live`: the same comparison, measured on real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pointsman.cli.console import progress, say
+from pointsman.cli.options import Situation
+from pointsman.errors import InputError
+
+if TYPE_CHECKING:
+    from pointsman.evaluation.compare import Comparison
+    from pointsman.evaluation.objective import Objective
+    from pointsman.live.processes import RouterProcess
+
+LIVE_AGAINST = "least-outstanding"
+LIVE_SEEDS = 6  # the fewest that make an interval
+
+
+def refuse_with_live(scenarios: Sequence[str], suite: str | None, threads: int) -> None:
+    if suite is not None:
+        raise InputError("--suite", suite, "given beside --live", "name one --scenario")
+    if len(scenarios) > 1 or "all" in scenarios:
+        raise InputError("--scenario", scenarios[-1], "given beside --live", "name one scenario at a time")
+    if threads:
+        raise InputError("--threads", threads, "given beside --live", "leave it out: nothing is simulated")
+
+
+def measure(
+    situation: Situation,
+    policies: Sequence[str],
+    baseline: str,
+    urls: Sequence[str],
+    folder: Path | None,
+    objective: Objective | None,
+) -> Comparison:
+    """Serve the situation's arrivals on these servers, by each policy, with progress."""
+    try:
+        from pointsman.live.comparison import compare_live, plan_live
+        from pointsman.live.processes import run_to_end
+    except ImportError as error:
+        raise InputError("--live", error.name, "is not installed", "pip install 'pointsman[serve]'") from None
+
+    async def planned_and_served() -> Comparison:
+        plan = await plan_live(situation.name, situation.configs, policies, baseline, urls, folder)
+        about = f"{plan.num_requests:,} requests in at least {duration(plan.duration_s)}"
+        say(f"{about}; --set workload.requests=N and --seeds N make it shorter")
+        with progress("serving", 1.0) as advance:
+            return await compare_live(plan, objective, advance, say_addresses)
+
+    return run_to_end(planned_and_served())
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
+def say_addresses(routers: Mapping[str, RouterProcess]) -> None:
+    for policy, router in routers.items():
+        say(f"{policy}: live page on {router.admin_url}/dashboard")
