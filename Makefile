@@ -39,6 +39,9 @@ bench: setup
 	$(BIN)/python benchmarks/simulator_speed.py
 	$(BIN)/python benchmarks/simulator_scale.py
 	$(BIN)/python benchmarks/training_speed.py
+	$(BIN)/python benchmarks/jobs_speed.py
+	$(BIN)/python benchmarks/decision_latency.py
+	$(BIN)/python benchmarks/router_cost.py
 
 clean:
 	rm -rf .venv demo

@@ -281,7 +281,6 @@ async def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--streams", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", help="one router")
     parser.add_argument("--nginx", default=shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"))
     parser.add_argument("--vllm-router", default=shutil.which("vllm-router"))
     options = parser.parse_args()
@@ -293,7 +292,6 @@ async def main() -> None:
         routers["nginx"] = (nginx_command, options.nginx)
     if options.vllm_router:
         routers["vllm-router"] = (vllm_router_command, options.vllm_router)
-    routers = {name: router for name, router in routers.items() if options.only in (None, name)}
     results: dict[str, list[dict[str, float]]] = {name: [] for name in ("direct", *routers)}
     for round_number in range(options.rounds):
         print(f"round {round_number + 1}", flush=True)

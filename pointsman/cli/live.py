@@ -1,8 +1,10 @@
-"""`pointsman evaluate --live`: the same comparison, measured on real servers."""
+"""`--live`: the same comparison measured on real servers, the same training done on them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,28 @@ def refuse_with_live(scenarios: Sequence[str], suite: str | None, threads: int) 
         raise InputError("--scenario", scenarios[-1], "given beside --live", "name one scenario at a time")
     if threads:
         raise InputError("--threads", threads, "given beside --live", "leave it out: nothing is simulated")
+
+
+def live_options(
+    urls: Sequence[str] | None, others: Mapping[str, object], scenario: str | None, start_from: str | None
+) -> list[str]:
+    """What `train --live` changes in its configuration; `others` are options that make no sense beside it."""
+    if not urls:
+        if scenario is not None:
+            remedy = "give --live, or name it with --set env.scenarios=[…]"
+            raise InputError("--scenario", scenario, "given without --live", remedy)
+        return []
+    for option, value in others.items():
+        if value is not None:
+            raise InputError(option, str(value), "given beside --live", "leave it out")
+    if find_spec("uvloop") is None:
+        raise InputError("--live", "uvloop", "is not installed", "pip install 'pointsman[serve]'")
+    options = [f"env.servers={json.dumps(urls)}"]
+    if scenario is not None:
+        options.append(f"env.scenario={scenario}")
+    if start_from is not None:
+        options.append(f"env.start={start_from}")
+    return options
 
 
 def measure(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pointsman.cli.console import compilation_announced, print_json, say, stdout
+from pointsman.cli.live import live_options
 from pointsman.cli.options import AsJson
 from pointsman.errors import InputError
 
@@ -29,7 +30,8 @@ def train(
         Path | None, typer.Argument(metavar="CONFIG.yaml", help="Training configuration; or name a preset.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option("--preset", metavar="NAME", help="quick (default), generalist or jobs.")
+        str | None,
+        typer.Option("--preset", metavar="NAME", help="quick (default), generalist, jobs or live."),
     ] = None,
     env: Annotated[
         str | None,
@@ -60,12 +62,28 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change the configuration, e.g. ppo.num_epochs=2."),
     ] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option("--start-from", metavar="POLICY", help="Learn on from `default`, a run, a checkpoint."),
+    ] = None,
+    live: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--live", metavar="URL", help="A real server to fine-tune on, by our router; repeat it."
+        ),
+    ] = None,
+    scenario: Annotated[
+        str | None, typer.Option("--scenario", metavar="NAME", help="With --live: whose arrivals are sent.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Learn a policy by PPO, and keep the best by evaluation beside the last.
 
     Ctrl-C finishes the update, saves it and prints how to go on; with --steps, the result is the same to the
     last bit. A run that diverges ends with status 1 and keeps its last good checkpoint.
+
+    With --live, a policy (`default`, or --start-from) learns on from a scenario's arrivals, sent to real
+    servers in real time. The policy it started from decides half of them, and takes over if that is better.
 
     Example: pointsman train --preset quick --minutes 2 --out runs/first
     """
@@ -81,6 +99,9 @@ def train(
             "--workers": workers,
             "--objective": objective,
             "--set": overrides[0] if overrides else None,
+            "--start-from": start_from,
+            "--live": live[0] if live else None,
+            "--scenario": scenario,
         }
         for option, value in fixed.items():
             if value is not None:
@@ -88,8 +109,12 @@ def train(
                 raise InputError(option, str(value), "given beside --resume", remedy)
     else:
         given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
-        source = _source(config_file, preset, env)
-        config = _config(source, overrides or [], given)
+        given |= {"start_from": start_from}
+        for_live = live_options(
+            live, {"--preset": preset, "--env": env, "--workers": workers}, scenario, start_from
+        )
+        source = _source(config_file, "live" if live and config_file is None else preset, env)
+        config = _config(source, [*(overrides or []), *for_live], given)
         folder = out or _free_folder(source if isinstance(source, str) else source.stem)
     with (
         _failures_as_lines(resume or folder),

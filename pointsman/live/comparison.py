@@ -92,10 +92,10 @@ async def plan_live(
                 "policy", text, f"has the name of {sources[spec.label]}", "copy it to another name"
             )
         sources[spec.label] = text
-    served = await ask_servers(urls, _key_header())
-    workloads = _workloads(configs, base_dir)
+    served = await ask_servers(urls, key_header())
+    workloads = open_workloads(configs, base_dir)
     if served.max_tokens is not None:
-        workloads = _clipped(workloads, served.max_tokens)
+        workloads = clipped_to(workloads, served.max_tokens)
     if servers is None:
         servers = [part for url in urls for part in ("--backend", url)]
     by_label = {spec.label: spec for spec in specs.values()}
@@ -112,12 +112,12 @@ def _live_policy(text: str) -> PolicySpec:
     return spec
 
 
-def _key_header() -> bytes:
+def key_header() -> bytes:
     key = os.environ.get(BACKEND_KEY)
     return b"authorization: Bearer %b\r\n" % key.encode() if key else b""
 
 
-def _workloads(configs: Sequence[Config], base_dir: Path | None) -> list[Workload]:
+def open_workloads(configs: Sequence[Config], base_dir: Path | None) -> list[Workload]:
     """One for each configuration; parts of one where it is a trace, which every seed would repeat."""
     if configs[0].workload.trace is None:
         workloads = [prepare(config, base_dir).workload for config in configs]
@@ -148,7 +148,7 @@ def parts_of(workload: Workload, num_parts: int) -> list[Workload]:
     ]
 
 
-def _clipped(workloads: Sequence[Workload], max_tokens: int) -> list[Workload]:
+def clipped_to(workloads: Sequence[Workload], max_tokens: int) -> list[Workload]:
     clipped, num_longer = [], 0
     for one in workloads:
         prefill, decode = one.num_prefill_tokens.copy(), one.num_decode_tokens.copy()
@@ -236,7 +236,7 @@ def measure_live(replay: Replay, slo: SloSpec) -> Metrics:
 async def _counts(address: Address, urls: Sequence[str]) -> tuple[float, float]:
     """Requests the router has held, and preemptions on all servers."""
     held = (await scrape(address)).total("pointsman_holds_total")
-    pages = [await scrape(parse_url(url), _key_header()) for url in urls]
+    pages = [await scrape(parse_url(url), key_header()) for url in urls]
     return held, sum(page.total("vllm:num_preemptions_total") for page in pages)
 
 

@@ -15,9 +15,9 @@ from pointsman.spec import Spec, apply_override, parse_spec, read_yaml
 from pointsman.training.curriculum import CurriculumSpec
 from pointsman.training.exploration import ExplorationSpec
 from pointsman.training.ppo import PpoSpec
-from pointsman.training.problems import complete
+from pointsman.training.problems import complete, env_spec
 from pointsman.training.safety import SafetySpec
-from pointsman.training.warm_start import WarmStartSpec
+from pointsman.training.warm_start import WarmStartSpec, find_policy
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -30,6 +30,10 @@ class RunSpec(Spec):
     )
     steps: int | None = Field(
         default=None, ge=1, description="length of the run [decisions]; or give minutes"
+    )
+    start_from: str | None = Field(
+        default=None,
+        description="`default`, a run or a checkpoint to learn on from; its network is taken, too",
     )
     seed: int = Field(default=0, ge=0, description="of weights, environments, actions and minibatches")
     workers: int = Field(
@@ -82,8 +86,26 @@ class TrainConfig(Spec):
     safety: SafetySpec = SafetySpec()
     run: RunSpec
 
+    @model_validator(mode="before")
+    @classmethod
+    def _network_of_start(cls, data: Any) -> Any:
+        run = data.get("run") if isinstance(data, dict) else None
+        start_from = run.get("start_from") if isinstance(run, dict) else None
+        if not isinstance(start_from, str) or "network" in data:
+            return data
+        return data | {"network": find_policy(start_from).network}
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        # What an environment cannot do without, by its own word.
+        for name, wanted in getattr(env_spec(self.env), "run_must_be", {}).items():
+            value = getattr(self.run, name)
+            if value != wanted:
+                problem = f"must be {wanted} with env.kind {self.env['kind']}"
+                raise InputError(f"run.{name}", value, problem, f"--set run.{name}={wanted}")
+        if self.run.start_from is not None and self.warm_start is not None:
+            remedy = "start from a policy or imitate heuristics; --set warm_start=null"
+            raise InputError("run.start_from", self.run.start_from, "given beside warm_start", remedy)
         rows = self.run.steps_per_update
         if self.ppo.minibatch_size > rows:
             raise InputError(

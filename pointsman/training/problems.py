@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from pointsman.envs.entity import EntityEnv
@@ -42,6 +43,7 @@ class Problem(NamedTuple):
     make_judge: str = ""
     appraise: str = ""
     preset: str = ""  # what `pointsman train --env` takes
+    session: str = ""  # a context manager around a whole run, where something must be open for it
 
 
 PROBLEMS = {
@@ -60,6 +62,13 @@ PROBLEMS = {
         "pointsman.report.returns_page:appraise",
         preset="jobs",
     ),
+    "live": Problem(
+        "pointsman.live.spec:LiveSpec",
+        "pointsman.live.environment:make_env",
+        "pointsman.live.environment:make_evaluate",
+        preset="live",
+        session="pointsman.live.cluster:session",
+    ),
 }
 
 
@@ -77,6 +86,15 @@ def make_evaluate(section: Mapping[str, Any]) -> Evaluate:
 def make_judge(section: Mapping[str, Any]) -> Judge:
     judge: Judge = _import(section, "make_judge")(env_spec(section))
     return judge
+
+
+def session(section: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """What a run on this problem goes on in."""
+    problem = PROBLEMS.get(section["kind"])
+    if problem is None or not problem.session:
+        return nullcontext()
+    opened: AbstractContextManager[None] = _import(section, "session")(env_spec(section))
+    return opened
 
 
 def find_appraise(section: Mapping[str, Any]) -> Any:

@@ -39,7 +39,7 @@ from pointsman.training.exploration import Event
 from pointsman.training.files import read_state, write_state
 from pointsman.training.headroom import Headroom, find_headroom
 from pointsman.training.logs import Curves, Row
-from pointsman.training.problems import Evaluate, make_env, make_evaluate
+from pointsman.training.problems import Evaluate, make_env, make_evaluate, session
 from pointsman.training.ranks import started
 from pointsman.training.safety import Alert
 from pointsman.training.state import TrainerState
@@ -130,6 +130,7 @@ def _run(
     command: str,
 ) -> Result:
     with ExitStack() as stack:
+        stack.enter_context(session(config.env))
         run = Run(config, folder, state, show, is_asked_to_stop, command)
         stack.callback(run.close)
         if state is None and config.run.headroom_steps > 0:

@@ -41,7 +41,7 @@ from pointsman.training.ranks import RankError, Ranks
 from pointsman.training.recorded import RecordedEnv
 from pointsman.training.safety import Alert, Monitor, SafetyError
 from pointsman.training.state import TrainerState, restore, save
-from pointsman.training.warm_start import Teachers, warm_start
+from pointsman.training.warm_start import Teachers, take_over, warm_start
 
 # What a random number is for; together with (seed, rank, update) it makes a seed.
 WEIGHTS, ENVIRONMENTS, DECISIONS, SETTLING, WARM_START = range(5)
@@ -63,7 +63,7 @@ class Trainer:
             update={"minibatch_size": max(2, config.ppo.minibatch_size // ranks.size)}
         )
         self.exploration = Exploration(config.exploration, config.ppo)
-        self.reference: PolicyNetwork | None = None  # the policy after the warm start, frozen
+        self.reference: PolicyNetwork | None = None  # the policy that learning starts from, frozen
         self.teachers = Teachers()  # whom the warm start imitated
         self.generator = torch.Generator()
         # [N, width], the memories of recurrent networks
@@ -251,9 +251,11 @@ class Trainer:
     # Before the first update --------------------------------------------------------------------------------
 
     def prepare(self) -> dict[str, float]:
-        """Let the feature scales settle, imitate teachers if asked to, keep that policy as reference."""
+        """Let the feature scales settle, take over a policy or imitate teachers, keep that as reference."""
         self.settle()
         metrics: dict[str, float] = {}
+        if self.config.run.start_from is not None:
+            take_over(self.network, self.config.run.start_from)
         if self.config.warm_start is not None:
             seed = self._seed(WARM_START, 0)
             self.teachers, metrics = warm_start(

@@ -1,4 +1,4 @@
-"""Imitation before learning: the network is trained to do as heuristics do.
+"""Where learning starts from: imitation (the network learns to do as heuristics do), or a policy there is.
 
 Each round, N environments make T decisions, and the teacher says at every one what it would have done. Who
 acts is drawn anew for each environment and round: the student, the teacher, or chance. A stretch of chance
@@ -25,7 +25,9 @@ from torch import Tensor
 
 from pointsman.envs.entity import EntityEnv
 from pointsman.errors import InputError
-from pointsman.spec import Spec
+from pointsman.policies.checkpoint import Checkpoint, load_checkpoint
+from pointsman.policies.spec import PolicySpec
+from pointsman.spec import Spec, parse_spec
 from pointsman.training.buffers import Buffers
 from pointsman.training.headroom import at_random, by_teacher, play
 from pointsman.training.losses import entropy_of, policy_logp, sample
@@ -180,6 +182,26 @@ class Classroom:
             torch.from_numpy(buffers.is_start[:-1]),
             None if buffers.states is None else buffers.states[:-1],
         )
+
+
+def find_policy(policy: str, where: str = "run.start_from") -> Checkpoint:
+    """Of `default`, a run directory or a checkpoint."""
+    path = parse_spec(PolicySpec, {"kind": policy}, where).checkpoint
+    if path is None:
+        raise InputError(where, policy, "was not trained", "name `default`, a run or a checkpoint")
+    return load_checkpoint(path, where)
+
+
+def take_over(network: PolicyNetwork, policy: str) -> None:
+    """Make the network this policy, critic and scales included."""
+    checkpoint = find_policy(policy)
+    checkpoint.require_space(network.space, "run.start_from")
+    arrays = {name: torch.from_numpy(array) for name, array in checkpoint.arrays.items()}
+    mine = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    if checkpoint.network.kind != network.spec.kind or mine != {k: v.shape for k, v in arrays.items()}:
+        remedy = "leave out `network`: it is taken from the policy"
+        raise InputError("run.start_from", policy, "has another network", remedy)
+    network.load_state_dict(arrays)
 
 
 def warm_start(

@@ -103,7 +103,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cli: Cli, config: Path, tmp_path: Pa
         (["--resume", ".", "--seed", "1"], "--seed = '1': given beside --resume"),
         (["--resume", "."], "--resume = '.': is no run directory"),
         (["fake.yaml", "--preset", "quick"], "CONFIG = 'fake.yaml': given beside --preset"),
-        (["--preset", "nosuch"], "--preset = 'nosuch': no such preset; presets: generalist, jobs, quick"),
+        (
+            ["--preset", "nosuch"],
+            "--preset = 'nosuch': no such preset; presets: generalist, jobs, live, quick",
+        ),
         (["nosuch.yaml"], "CONFIG = 'nosuch.yaml': no such file"),
         (["fake.yaml", "--set", "ppo.epochs=3"], "ppo.epochs = 3: unknown key; did you mean 'num_epochs'?"),
         (["fake.yaml", "--set", "env.kind=nosuch"], "env.kind = 'nosuch': unknown kind; kinds: routing"),

@@ -1,8 +1,9 @@
-"""Workloads made by hand."""
+"""Workloads made by hand, and patience."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,3 +28,10 @@ def workload(
         session=column(session),
         request_id=np.arange(num_requests),
     )
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    give_up_at = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
