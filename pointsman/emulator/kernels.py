@@ -9,6 +9,7 @@ from pointsman.simulator.dispatch import act, arrive
 from pointsman.simulator.jit import kernel
 from pointsman.simulator.loop import advance
 from pointsman.simulator.memory import int_list, row_accessor
+from pointsman.simulator.sequences import remove_waiting
 from pointsman.simulator.state import (
     DECISION,
     NEVER,
@@ -93,28 +94,6 @@ def collect(sims, rows, counts, changed, num_rows):
 
 
 @kernel
-def leave_queue(sim, i):
-    """Take request i out of the replica's queue; False if it is not in there."""
-    replica = replica_at(sim.replicas, 0)
-    before = NOBODY
-    at = replica.waiting_head
-    while at != NOBODY and at != i:
-        before = at
-        at = request_at(sim.requests, at).next
-    if at == NOBODY:
-        return False
-    after = request_at(sim.requests, i).next
-    if before == NOBODY:
-        replica.waiting_head = after
-    else:
-        request_at(sim.requests, before).next = after
-    if after == NOBODY:
-        replica.waiting_tail = before
-    replica.num_waiting -= 1
-    return True
-
-
-@kernel
 def tokens_in_flight(sim, i):
     """Of request i's prompt, in the batch that runs; 1 if it is in none."""
     replica = replica_at(sim.replicas, 0)
@@ -138,7 +117,7 @@ def abort(sims, i):
     replica = replica_at(sim.replicas, 0)
     if request.completed_at >= 0.0:
         return True
-    if leave_queue(sim, i):
+    if remove_waiting(sim, 0, i):
         sim.num_requests -= 1
         sim.next_arrival = sim.num_requests
         return True

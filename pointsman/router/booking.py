@@ -48,7 +48,7 @@ from pointsman.simulator.book import (
 )
 from pointsman.simulator.jit import kernel
 from pointsman.simulator.memory import float_table, row_accessor
-from pointsman.simulator.sequences import push_waiting
+from pointsman.simulator.sequences import push_waiting, remove_waiting
 from pointsman.simulator.state import NEVER, NOBODY, SIM, replica_at, request_at
 
 _FILES = ("router/booking.py", "router/deciding.py", "router/sharing.py")
@@ -97,28 +97,9 @@ def record_sent(sims, streams, k, i, num_prefill, session, is_streaming, now):
 
 
 @kernel
-def unlink(sim, k, i):
-    """Take request i out of the list of those that wait for a first token; it is mostly near the front."""
-    replica = replica_at(sim.replicas, k)
-    before = NOBODY
-    at = replica.waiting_head
-    while at != i:
-        before = at
-        at = request_at(sim.requests, at).next
-    after = request_at(sim.requests, i).next
-    if before == NOBODY:
-        replica.waiting_head = after
-    else:
-        request_at(sim.requests, before).next = after
-    if after == NOBODY:
-        replica.waiting_tail = before
-    replica.num_waiting -= 1
-
-
-@kernel
 def stop_waiting(sim, streams, k, i):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    unlink(sim, k, i)
+    remove_waiting(sim, k, i)
     if request_at(sim.requests, i).scheduled_at >= 0.0:
         streams_at(streams, k).num_silent -= 1
     if replica_at(sim.replicas, k).num_waiting == 0:

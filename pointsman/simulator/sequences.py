@@ -56,6 +56,30 @@ def push_waiting_front(sim, k, i):
 
 
 @kernel
+def remove_waiting(sim, k, i):
+    """Take request i out of the queue, wherever it stands; False if it is not in there."""
+    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    replica = replica_at(sim.replicas, k)
+    before = NOBODY
+    at = replica.waiting_head
+    while at != NOBODY and at != i:
+        before = at
+        at = request_at(sim.requests, at).next
+    if at == NOBODY:
+        return False
+    after = request_at(sim.requests, i).next
+    if before == NOBODY:
+        replica.waiting_head = after
+    else:
+        request_at(sim.requests, before).next = after
+    if after == NOBODY:
+        replica.waiting_tail = before
+    replica.num_waiting -= 1
+    signals[QUEUE_LENGTH, k] -= 1.0
+    return True
+
+
+@kernel
 def pop_waiting(sim, k):
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
     replica = replica_at(sim.replicas, k)
