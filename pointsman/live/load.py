@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pointsman.router.config import Address, Limits
 from pointsman.router.facts import read_usage
 from pointsman.router.messages import Headers
-from pointsman.router.upstream import Pool, UpstreamConnection
+from pointsman.router.upstream import Pool, Receiver, UpstreamConnection
 from pointsman.workload import Workload
 from pointsman.workload.workload import NO_SESSION
 
@@ -82,7 +82,7 @@ class Prompts:
         return text
 
 
-class _Client:
+class _Client(Receiver):
     """One request, from its connection to the end of its answer."""
 
     __slots__ = ("_before", "_is_retried", "_last", "_last_at", "_load", "_message", "_row", "_status")

@@ -26,8 +26,9 @@ from pointsman.report.plain import to_json
 from pointsman.router import dashboard
 from pointsman.router.config import Backend
 from pointsman.router.downstream import ClientConnection
+from pointsman.router.heads import Heads
 from pointsman.router.keys import Keys
-from pointsman.router.messages import Answer, Request, refusal
+from pointsman.router.messages import Answer, Head, Request, refusal
 from pointsman.router.server import Router
 from pointsman.router.service import Job, Later
 from pointsman.spec import Spec, parse_spec
@@ -58,6 +59,7 @@ class Admin:
         self._keys = keys
         self._switching = asyncio.Lock()
         self.clients: set[ClientConnection] = set()
+        self.heads: Heads[Head] = Heads()
         self._routes: dict[tuple[bytes, bytes], Callable[[dict[str, str], Any], Any]] = {
             (b"GET", b"/admin/replicas"): self._list,
             (b"POST", b"/admin/replicas"): self._add,
@@ -70,11 +72,11 @@ class Admin:
             (b"GET", _PAGE): lambda query, body: dashboard.page(),
         }
 
-    def screen(self, request: Request) -> Answer | None:
+    def screen(self, head: Head) -> Answer | None:
         # A page in the operator's browser can send requests to loopback, but not without an Origin.
-        if request.get(b"origin") is not None:
+        if head.special.get(b"origin") is not None:
             return refusal(403, "requests from web pages are not allowed")
-        return self._keys.refusal(request) if request.path != _PAGE else None
+        return self._keys.refusal(head) if head.path != _PAGE else None
 
     def handle(self, request: Request, client: ClientConnection) -> Job:
         return Later(self._answer(request), client)
@@ -86,13 +88,13 @@ class Admin:
         self.clients.discard(client)
 
     async def _answer(self, request: Request) -> Answer:
-        route = self._routes.get((request.method, request.path))
+        route = self._routes.get((request.head.method, request.head.path))
         if route is None:
-            is_known = any(path == request.path for _, path in self._routes)
+            is_known = any(path == request.head.path for _, path in self._routes)
             return refusal(405 if is_known else 404, "no such admin command")
         query = {
             key: values[-1]
-            for key, values in parse_qs(request.target.partition(b"?")[2].decode("latin-1")).items()
+            for key, values in parse_qs(request.head.target.partition(b"?")[2].decode("latin-1")).items()
         }
         try:
             body = json.loads(request.body) if request.body else {}
@@ -108,7 +110,7 @@ class Admin:
         except InputError as error:
             return refusal(400, str(error))
         except Exception as error:  # nobody is left waiting for an answer
-            self._log.event("command failed", path=request.path.decode("latin-1"), problem=repr(error))
+            self._log.event("command failed", path=request.head.path.decode("latin-1"), problem=repr(error))
             return refusal(500, "the command failed; see the log", "server_error")
 
     def _list(self, query: dict[str, str], body: Any) -> Any:

@@ -25,7 +25,17 @@ from pointsman.router.framing import (
     framing_problem,
     malformed,
 )
-from pointsman.router.messages import CONTINUE, LAST_CHUNK, REASONS, Answer, Headers, Request, refusal
+from pointsman.router.messages import (
+    CONTINUE,
+    LAST_CHUNK,
+    REASONS,
+    Answer,
+    AnswerHead,
+    Head,
+    Headers,
+    Request,
+    refusal,
+)
 from pointsman.router.service import Job, Service
 from pointsman.router.sockets import no_delay
 
@@ -41,6 +51,7 @@ class _RefusedError(Exception):
 class ClientConnection(asyncio.Protocol):
     def __init__(self, service: Service, limits: Limits) -> None:
         self._service = service
+        self._heads = service.heads
         self._limits = limits
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
@@ -84,6 +95,12 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_parsing:
             return
+        is_first = self._current is None and not self._is_receiving
+        if is_first:
+            known = self._heads.find(data)
+            if known is not None and len(known[1]) <= self._limits.max_body_bytes:
+                self._start(Request(*known))
+                return
         was_in_head = self._is_in_head
         try:
             self._parser.feed_data(data)
@@ -94,6 +111,8 @@ class ClientConnection(asyncio.Protocol):
                 self._header_bytes += len(data) if was_in_head else 0
                 if self._header_bytes > self._limits.max_header_bytes:
                     self._stop(HEAD_TOO_LARGE)
+            elif is_first and len(self._ready) == 1 and not self._is_receiving:
+                self._remember(data, self._ready[0].head)
         if self._ready or self._owes_continue:
             self._advance()
 
@@ -154,23 +173,23 @@ class ClientConnection(asyncio.Protocol):
         self._is_in_head = False
         parser = self._parser
         version = parser.get_http_version()
-        request = Request(
+        head = Head(
             parser.get_method(), self._target, self._headers, version == "1.0", parser.should_keep_alive()
         )
-        self._incoming = request
+        self._incoming = Request(head)
         num_bytes = sum([len(name) + len(value) for name, value in self._headers])
         if num_bytes > self._limits.max_header_bytes or len(self._headers) > self._limits.max_headers:
             self._refuse(HEAD_TOO_LARGE)
         problem = framing_problem(
-            request, version, self._parser.should_upgrade(), self._limits
-        ) or self._service.screen(request)
+            head, version, self._parser.should_upgrade(), self._limits
+        ) or self._service.screen(head)
         if problem is not None:
-            self._refuse(problem if not announces_body(request) else problem._replace(closes=True))
-        expectation = request.special.get(b"expect")
-        if expectation is not None and not request.is_http_10:
+            self._refuse(problem if not announces_body(head) else problem._replace(closes=True))
+        expectation = head.special.get(b"expect")
+        if expectation is not None and not head.is_http_10:
             if expectation.lower() != _CONTINUE_EXPECTED:
                 self._refuse(refusal(417, "only `Expect: 100-continue` is understood", closes=True))
-            self._owes_continue = announces_body(request)
+            self._owes_continue = announces_body(head)
             self._continue()
 
     def on_body(self, part: bytes) -> None:
@@ -218,12 +237,12 @@ class ClientConnection(asyncio.Protocol):
         request = self._current
         assert request is not None
         self._is_head_sent = True
-        self._is_bodiless = request.method == b"HEAD" or status in (204, 304)
+        self._is_bodiless = request.head.method == b"HEAD" or status in (204, 304)
         framing = b""
         if length is not None:
             framing = b"" if status == 204 else b"content-length: %d\r\n" % length
         elif not self._is_bodiless:
-            if request.is_http_10:
+            if request.head.is_http_10:
                 request.keep_alive = False
             else:
                 self._is_chunked = True
@@ -232,9 +251,23 @@ class ClientConnection(asyncio.Protocol):
             request.keep_alive = False
         if not request.keep_alive:
             framing += b"connection: close\r\n"
-        elif request.is_http_10:
+        elif request.head.is_http_10:
             framing += b"connection: keep-alive\r\n"
         self._unsent.append(b"HTTP/1.1 %d %b\r\n%b%b\r\n" % (status, reason, header_lines, framing))
+
+    def pass_on(self, head: AnswerHead, own_lines: bytes, body: bytes) -> None:
+        """The whole response of a replica; `own_lines` are headers of ours."""
+        request = self._current
+        assert request is not None
+        if request.keep_alive and not request.head.is_http_10 and not self._service.is_draining:
+            self._transport.write(
+                b"%b%bcontent-length: %d\r\n\r\n%b" % (head.start, own_lines, len(body), body)
+            )
+            self._ended(request)
+        else:
+            self.begin(head.status, head.reason, head.lines + own_lines, len(body))
+            self.write(body)
+            self.end()
 
     def write(self, data: bytes) -> None:
         if self._is_bodiless or not data:
@@ -242,6 +275,14 @@ class ClientConnection(asyncio.Protocol):
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         self._unsent.append(data)
+
+    def write_chunk(self, raw: bytes, data: bytes) -> None:
+        """`write` and `flush`; `raw` is the same data as a chunk."""
+        if self._is_chunked and not self._is_bodiless:
+            self._transport.write(raw)
+        else:
+            self.write(data)
+            self.flush()
 
     def flush(self) -> None:
         """Send what was written: one system call, one packet, for all that came at the same time."""
@@ -256,8 +297,11 @@ class ClientConnection(asyncio.Protocol):
         if self._is_chunked:
             self._unsent.append(LAST_CHUNK)
         self.flush()
-        self._job = self._current = None
         self._is_head_sent = self._is_chunked = False
+        self._ended(request)
+
+    def _ended(self, request: Request) -> None:
+        self._job = self._current = None
         self._since = monotonic()
         if not request.keep_alive or (self._is_half_closed and not self._ready):
             self._finish()
@@ -328,6 +372,11 @@ class ClientConnection(asyncio.Protocol):
         if self._current is request:
             self._job = job
 
+    def _remember(self, data: bytes, head: Head) -> None:
+        """The next request like this one needs no parser."""
+        if head.keep_alive and not head.is_http_10 and b"expect" not in head.special:
+            self._heads.add(data, head)
+
     def _continue(self) -> None:
         """`100 Continue` is part of the order of answers too."""
         if self._owes_continue and self._current is None and not self._ready:
@@ -344,7 +393,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._is_parsing:  # what follows a request with `Connection: close` is of no interest
             return
         self._is_parsing = self._is_receiving = self._owes_continue = self._is_in_head = False
-        request = self._incoming or Request(b"GET", b"*", [], False, False)
+        request = self._incoming or Request(Head(b"GET", b"*", [], False, False))
         self._incoming = None
         request.keep_alive = False
         request.refusal = answer
@@ -362,7 +411,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _probe(self) -> None:
         request = self._current
-        may_probe = request is not None and not request.is_http_10 and not self._is_head_sent
+        may_probe = request is not None and not request.head.is_http_10 and not self._is_head_sent
         if may_probe and self._num_probes < _NUM_PROBES:
             self._num_probes += 1
             self._transport.write(CONTINUE)

@@ -17,7 +17,16 @@ from pointsman.router.contract import NO_SESSION
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.facts import Facts, read_usage
 from pointsman.router.health import read_load
-from pointsman.router.messages import HOP_BY_HOP, Answer, Headers, Request, forwarded_headers, refusal
+from pointsman.router.messages import (
+    EVENT_STREAM,
+    LOAD_REPORT,
+    Answer,
+    AnswerHead,
+    Headers,
+    Request,
+    passed_to_client,
+    refusal,
+)
 from pointsman.router.metrics import NO_REPLICA
 from pointsman.router.replicas import Replica
 from pointsman.router.upstream import UpstreamConnection
@@ -27,9 +36,6 @@ if TYPE_CHECKING:
 
 # 500 too: a replica whose engine has died answers it.
 _RETRIED_STATUSES = frozenset((500, 502, 503, 504))
-_REPLACED = frozenset((b"content-length", b"x-request-id", b"x-pointsman-decision"))
-_DROPPED_FROM_ANSWER = HOP_BY_HOP | _REPLACED
-_EVENT_STREAM = b"text/event-stream"
 _DONE = b"[DONE]"
 
 
@@ -99,7 +105,7 @@ class Exchange:
         self._connection: UpstreamConnection | None = None
         self._explanation: bytes | None = None
         self._is_paused = False
-        self._is_chat = request.path.endswith(b"/chat/completions")
+        self._is_chat = request.head.path.endswith(b"/chat/completions")
         self._begin()
 
     def _begin(self) -> None:
@@ -118,7 +124,7 @@ class Exchange:
         self._replica = replica
         self._replica_name = replica.name
         self._moved_at = now = monotonic()
-        if self._request.special.get(b"x-pointsman-decision") is not None:  # before the request is booked
+        if b"x-pointsman-decision" in self._request.head.special:  # before the request is booked
             self._explanation = json.dumps(proxy.chooser.explain(), default=str).encode()
         self._handle = proxy.ledger.sent(replica.slot, self.prompt_tokens, now, self._streams, self.session)
         proxy.registry.took(replica)
@@ -143,7 +149,7 @@ class Exchange:
         request = self._request
         assert self._replica is not None
         head = self._proxy.request_head(request, self._replica, self.request_id)
-        connection.send(self, head, request.body, is_for_head=request.method == b"HEAD")
+        connection.send(self, head, request.body, is_for_head=request.head.method == b"HEAD")
 
     def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
         replica = self._replica
@@ -160,13 +166,11 @@ class Exchange:
         self._has_head = True
         for name, value in headers:
             if name == b"content-type":
-                self._is_sse = value.startswith(_EVENT_STREAM)
-            elif name == b"endpoint-load-metrics":
+                self._is_sse = value.startswith(EVENT_STREAM)
+            elif name == LOAD_REPORT:
                 self._proxy.ledger.scraped(replica.slot, None, *read_load(value), now)
-        lines = forwarded_headers(headers, _DROPPED_FROM_ANSWER)
-        lines.append(b"x-request-id: %b\r\n" % self.request_id.encode())
-        if self._explanation is not None:
-            lines.append(b"x-pointsman-decision: %b\r\n" % self._explanation)
+        lines = passed_to_client(headers)
+        lines.append(self._own_lines())
         self._client.begin(status, reason, b"".join(lines), length)
 
     def on_body(self, data: bytes) -> None:
@@ -176,26 +180,42 @@ class Exchange:
         if self._is_sse:
             self._count(data, now)
 
+    def on_chunk(self, raw: bytes, data: bytes) -> None:
+        self._client.write_chunk(raw, data)
+        self._moved_at = now = monotonic()
+        self._last_but_one, self._last = self._last, data
+        if self._is_sse:
+            self._count(data, now)
+
     def on_read(self) -> None:
         self._client.flush()
 
     def on_complete(self) -> None:
-        proxy, replica = self._proxy, self._replica
+        self._completed(self._last_but_one[-4096:] + self._last[-8192:])
+        self._client.end()
+
+    def on_whole(self, head: AnswerHead, data: bytes) -> None:
+        self._status = head.status
+        self._completed(data[-8192:])
+        self._client.pass_on(head, self._own_lines(), data)
+
+    def _completed(self, tail: bytes) -> None:
+        """All of the answer is there; `tail` is its end."""
+        proxy, replica, status = self._proxy, self._replica, self._status
         assert replica is not None
         now = monotonic()
         self._connection = None
-        prompt_tokens, output_tokens = read_usage(self._last_but_one[-4096:] + self._last[-8192:])
-        if self._status < 400:
+        prompt_tokens, output_tokens = read_usage(tail)
+        if status < 400:
             proxy.ledger.finished(self._handle, now, prompt_tokens, output_tokens)
         else:
             proxy.ledger.failed(self._handle, now)
         proxy.registry.released(replica)
-        if self._status not in _RETRIED_STATUSES:
+        if status not in _RETRIED_STATUSES:
             proxy.registry.succeeded(replica)
         proxy.finished(self)
-        outcome = "completed" if self._status < 400 else "error"
-        self._record(self._status, outcome, prompt_tokens, self._output(output_tokens), now)
-        self._client.end()
+        outcome = "completed" if status < 400 else "error"
+        self._record(status, outcome, prompt_tokens, self._output(output_tokens), now)
 
     def on_failure(self, reason: str, *, is_stale: bool) -> None:
         replica = self._replica
@@ -276,6 +296,13 @@ class Exchange:
 
     # --- within ---
 
+    def _own_lines(self) -> bytes:
+        """The headers that we add to an answer."""
+        line = b"x-request-id: %b\r\n" % self.request_id.encode()
+        if self._explanation is None:
+            return line
+        return b"%bx-pointsman-decision: %b\r\n" % (line, self._explanation)
+
     def _can_retry(self) -> bool:
         assert self._replica is not None
         proxy = self._proxy
@@ -342,7 +369,7 @@ class Exchange:
         ttft_s = first - self.arrived_at if first is not None else None
         self._proxy.record(
             self,
-            self._request.path,
+            self._request.head.path,
             status,
             outcome,
             self._replica_name,

@@ -65,14 +65,15 @@ _GENERATING = _decoders.keys() - {b"/v1/embeddings"}
 
 def read_facts(request: Request) -> Facts | Answer:
     """Answer: why the request is refused."""
-    session = request.special.get(b"x-session-id")
+    head = request.head
+    session = head.special.get(b"x-session-id")
     session_text = session.decode("latin-1") if session else None
-    if request.method != b"POST":
+    if head.method != b"POST":
         return Facts(session=session_text)
     raw = request.body
-    decode = _decoders.get(request.path)
+    decode = _decoders.get(head.path)
     if decode is None:
-        if not request.special.get(b"content-type", b"").startswith(b"application/json"):
+        if not head.special.get(b"content-type", b"").startswith(b"application/json"):
             return Facts(prompt_tokens=1 + len(raw) // _BYTES_PER_TOKEN, session=session_text)
         decode = _decode_body
     try:
@@ -92,7 +93,7 @@ def read_facts(request: Request) -> Facts | Answer:
         return refusal(400, "the body is not valid JSON in UTF-8")
     if session_text is None and type(body.user) is str:
         session_text = body.user
-    generates = request.path in _GENERATING
+    generates = head.path in _GENERATING
     return Facts(body.model, body.stream is True, 1 + prompt_tokens, session_text, generates)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import NamedTuple
 
 from pointsman.router.messages import Headers
-from pointsman.router.upstream import Pool, UpstreamConnection
+from pointsman.router.upstream import Pool, Receiver, UpstreamConnection
 
 
 class Fetched(NamedTuple):
@@ -18,7 +18,7 @@ class FetchError(Exception):
     """No complete answer."""
 
 
-class _Fetch:
+class _Fetch(Receiver):
     def __init__(self, head: bytes) -> None:
         self._head = head
         self._status = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import httptools
 
 from pointsman.router.config import Limits
-from pointsman.router.messages import Answer, Request, refusal
+from pointsman.router.messages import Answer, Head, refusal
 
 HEAD_TOO_LARGE = refusal(431, "the request headers are too large", closes=True)
 BODY_TOO_LARGE = refusal(413, "the request body is too large", code="body_too_large", closes=True)
@@ -17,19 +17,19 @@ _SINGLE = (b"host", b"content-length", b"transfer-encoding", b"authorization", b
 _MAX_DIGITS = 18  # of a length that can be true
 
 
-def announces_body(request: Request) -> bool:
-    headers = request.special
+def announces_body(head: Head) -> bool:
+    headers = head.special
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
-def framing_problem(request: Request, version: str, is_upgrade: bool, limits: Limits) -> Answer | None:
+def framing_problem(head: Head, version: str, is_upgrade: bool, limits: Limits) -> Answer | None:
     if version not in ("1.0", "1.1"):
         return refusal(505, f"HTTP/{version} is not supported", closes=True)
     if is_upgrade:  # the parser would not read the body of such a request
         return refusal(400, "protocol upgrades are not supported", closes=True)
-    headers = request.special
-    if len(headers) != len(request.headers):
-        names = [name for name, _ in request.headers]
+    headers = head.special
+    if len(headers) != len(head.headers):
+        names = [name for name, _ in head.headers]
         for name in _SINGLE:
             if names.count(name) > 1:
                 return refusal(400, f"more than one header {name.decode()}", closes=True)
@@ -38,7 +38,7 @@ def framing_problem(request: Request, version: str, is_upgrade: bool, limits: Li
     length = headers.get(b"content-length")
     encoding = headers.get(b"transfer-encoding")
     if encoding is not None:
-        if length is not None or request.is_http_10:
+        if length is not None or head.is_http_10:
             problem = "Transfer-Encoding in conflict with Content-Length or HTTP/1.0"
             return refusal(400, problem, closes=True)
         if encoding.lower() != b"chunked":

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from pointsman.errors import InputError
-from pointsman.router.messages import Answer, Request, refusal
+from pointsman.router.messages import Answer, Head, refusal
 
 ENVIRONMENT = "POINTSMAN_API_KEYS"  # separated by commas
 BACKEND_KEY = "POINTSMAN_BACKEND_KEY"  # the environment's name of the key that the servers want
@@ -21,14 +21,14 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def refusal(self, request: Request) -> Answer | None:
+    def refusal(self, head: Head) -> Answer | None:
         """Why this request may not pass."""
         if not self._digests:
             return None
-        header = request.get(b"authorization") or b""
+        given = head.special.get(b"authorization", b"")
         if (
-            header[: len(_BEARER)].lower() == _BEARER
-            and _digest(header[len(_BEARER) :].strip()) in self._digests
+            given[: len(_BEARER)].lower() == _BEARER
+            and _digest(given[len(_BEARER) :].strip()) in self._digests
         ):
             return None
         answer = refusal(401, "missing or wrong API key", "authentication_error", code="invalid_api_key")

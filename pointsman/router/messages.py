@@ -6,7 +6,6 @@ Header names are lower-case bytes throughout.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -33,6 +32,11 @@ HOP_BY_HOP = frozenset(
 )
 
 
+LOAD_REPORT = b"endpoint-load-metrics"
+EVENT_STREAM = b"text/event-stream"
+_KEPT_FROM_CLIENTS = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-pointsman-decision"}
+
+
 class Answer(NamedTuple):
     """A whole response made by the router itself."""
 
@@ -43,20 +47,10 @@ class Answer(NamedTuple):
     closes: bool = False  # nothing more is read from this connection
 
 
-class Request:
-    """One request of a client, complete with its body."""
+class Head:
+    """What a request says before its body. Several requests may have the same."""
 
-    __slots__ = (
-        "body",
-        "headers",
-        "is_http_10",
-        "keep_alive",
-        "method",
-        "path",
-        "refusal",
-        "special",
-        "target",
-    )
+    __slots__ = ("headers", "is_http_10", "keep_alive", "method", "passed_on", "path", "special", "target")
 
     def __init__(
         self, method: bytes, target: bytes, headers: Headers, is_http_10: bool, keep_alive: bool
@@ -68,11 +62,32 @@ class Request:
         self.special = dict(headers)  # the last of each name; those that matter are checked to be single
         self.is_http_10 = is_http_10
         self.keep_alive = keep_alive
-        self.body = b""
+        self.passed_on: bytes | None = None  # the lines that replicas get, once they were asked for
+
+
+class Request:
+    """One request of a client, complete with its body."""
+
+    __slots__ = ("body", "head", "keep_alive", "refusal")
+
+    def __init__(self, head: Head, body: bytes = b"") -> None:
+        self.head = head
+        self.body = body
+        self.keep_alive = head.keep_alive
         self.refusal: Answer | None = None
 
-    def get(self, name: bytes) -> bytes | None:
-        return self.special.get(name)
+
+class AnswerHead:
+    """What a replica says before the body of its answer. Several may be the same."""
+
+    __slots__ = ("headers", "lines", "reason", "start", "status")
+
+    def __init__(self, status: int, reason: bytes, headers: Headers, lines: bytes) -> None:
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+        self.lines = lines  # the headers that clients get
+        self.start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason, lines)
 
 
 def json_answer(value: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
@@ -111,5 +126,6 @@ def forwarded_headers(headers: Headers, dropped: frozenset[bytes]) -> list[bytes
     return [b"%b: %b\r\n" % header for header in headers if header[0] not in dropped]
 
 
-def header_lines(headers: Mapping[bytes, bytes]) -> bytes:
-    return b"".join(b"%b: %b\r\n" % header for header in headers.items())
+def passed_to_client(headers: Headers) -> list[bytes]:
+    """The header lines of a replica's answer that clients get."""
+    return forwarded_headers(headers, _KEPT_FROM_CLIENTS)

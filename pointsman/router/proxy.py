@@ -14,12 +14,14 @@ from pointsman.router.contract import Ledger
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.exchange import Exchange
 from pointsman.router.facts import Facts, read_facts
+from pointsman.router.heads import Heads
 from pointsman.router.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
 from pointsman.router.keys import Keys
 from pointsman.router.logs import Log
 from pointsman.router.messages import (
     HOP_BY_HOP,
     Answer,
+    Head,
     Request,
     forwarded_headers,
     json_answer,
@@ -73,6 +75,7 @@ class Proxy:
         self.is_draining = False
         self.ask_leader: Callable[[], Awaitable[bytes]] | None = None  # for the metrics of all processes
         self.clients: set[ClientConnection] = set()
+        self.heads: Heads[Head] = Heads()
         self.active: set[Exchange] = set()
         self._exposition = exposition
         self._log = log
@@ -95,28 +98,29 @@ class Proxy:
 
     # --- what client connections say ---
 
-    def screen(self, request: Request) -> Answer | None:
-        if not request.target.startswith(b"/"):
+    def screen(self, head: Head) -> Answer | None:
+        if not head.target.startswith(b"/"):
             return refusal(400, "the request target is not a path")
-        if request.path in _OPEN_PATHS:
+        if head.path in _OPEN_PATHS:
             return None
-        answer = self._keys.refusal(request)
+        answer = self._keys.refusal(head)
         if answer is not None:
             self.metrics.requests[NO_REPLICA, answer.status] += 1
         return answer
 
     def handle(self, request: Request, client: ClientConnection) -> Job | None:
-        local = self._local.get(request.path)
+        head = request.head
+        local = self._local.get(head.path)
         if local is not None:
-            if request.method not in (b"GET", b"HEAD"):
+            if head.method not in (b"GET", b"HEAD"):
                 client.answer(_with(refusal(405, "read only"), b"allow", b"GET, HEAD"))
-            elif request.path == _METRICS and self.ask_leader is not None:
+            elif head.path == _METRICS and self.ask_leader is not None:
                 return Later(self._all_metrics(self.ask_leader), client)
             else:
                 client.answer(local())
             return None
         facts = read_facts(request)
-        asked = request.special.get(b"x-pointsman-priority")
+        asked = head.special.get(b"x-pointsman-priority")
         priority = NORMAL if asked is None else PRIORITIES.get(asked.lower(), UNKNOWN)
         if priority == UNKNOWN:
             facts = refusal(400, "x-pointsman-priority is none of high, normal, low")
@@ -124,7 +128,7 @@ class Proxy:
             self.metrics.requests[NO_REPLICA, facts.status] += 1
             client.answer(facts)
             return None
-        exchange = Exchange(self, client, request, self._request_id(request), facts, priority)
+        exchange = Exchange(self, client, request, self._request_id(head), facts, priority)
         self.active.add(exchange)
         self.dispatcher.submit(exchange)
         return exchange
@@ -140,16 +144,19 @@ class Proxy:
     # --- what exchanges say ---
 
     def request_head(self, request: Request, replica: Replica, request_id: str) -> bytes:
-        lines = forwarded_headers(request.headers, self._dropped)
-        if request.body or request.method in (b"POST", b"PUT", b"PATCH"):
-            lines.append(b"content-length: %d\r\n" % len(request.body))
+        head = request.head
+        if head.passed_on is None:
+            head.passed_on = b"".join(forwarded_headers(head.headers, self._dropped)) + self._added
+        length = b""
+        if request.body or head.method in (b"POST", b"PUT", b"PATCH"):
+            length = b"content-length: %d\r\n" % len(request.body)
         return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n\r\n" % (
-            request.method,
+            head.method,
             replica.prefix,
-            request.target,
+            head.target,
             replica.host,
-            b"".join(lines),
-            self._added,
+            head.passed_on,
+            length,
             request_id.encode(),
         )
 
@@ -229,8 +236,8 @@ class Proxy:
             models = (replica.models or {}) | models
         return json_answer({"object": "list", "data": list(models.values())})
 
-    def _request_id(self, request: Request) -> str:
-        given = request.special.get(b"x-request-id")
+    def _request_id(self, head: Head) -> str:
+        given = head.special.get(b"x-request-id")
         if given is not None and _REQUEST_ID.match(given):
             return given.decode()
         return f"{self._id_prefix}-{next(self._ids)}"

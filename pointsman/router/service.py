@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pointsman.router.messages import Answer, Request
+from pointsman.router.heads import Heads
+from pointsman.router.messages import Answer, Head, Request
 
 if TYPE_CHECKING:
     from pointsman.router.downstream import ClientConnection
@@ -26,8 +27,9 @@ class Job(Protocol):
 
 class Service(Protocol):
     is_draining: bool
+    heads: Heads[Head]  # that `screen` let pass
 
-    def screen(self, request: Request) -> Answer | None:
+    def screen(self, head: Head) -> Answer | None:
         """A refusal that needs no body to be read."""
 
     def handle(self, request: Request, client: ClientConnection) -> Job | None:

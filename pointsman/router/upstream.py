@@ -11,7 +11,8 @@ from typing import Protocol, cast
 import httptools
 
 from pointsman.router.config import Address, Limits
-from pointsman.router.messages import Headers
+from pointsman.router.heads import Heads
+from pointsman.router.messages import EVENT_STREAM, LOAD_REPORT, AnswerHead, Headers, passed_to_client
 from pointsman.router.sockets import no_delay
 
 _TIMED_OUT = "timed out"
@@ -26,6 +27,17 @@ class Receiver(Protocol):
 
     def on_body(self, data: bytes) -> None: ...
 
+    def on_chunk(self, raw: bytes, data: bytes) -> None:
+        """One chunk; `raw` is how it came over the wire."""
+        self.on_body(data)
+        self.on_read()
+
+    def on_whole(self, head: AnswerHead, data: bytes) -> None:
+        """A good response in one piece."""
+        self.on_head(head.status, head.reason, head.headers, len(data))
+        self.on_body(data)
+        self.on_complete()
+
     def on_read(self) -> None:
         """That was all for now."""
 
@@ -38,6 +50,7 @@ class Receiver(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._heads = pool.heads
         self._transport: asyncio.Transport
         self._parser = httptools.HttpResponseParser(self)
         self._receiver: Receiver | None = None
@@ -60,6 +73,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._length: int | None = None
         self._is_until_close = False
         self._has_answered = False
+        self._is_between_chunks = False
         self._is_head_told = False
         self._is_head_complete = False
         self._is_complete = False
@@ -77,7 +91,15 @@ class UpstreamConnection(asyncio.Protocol):
             self._pool.forget(self)
             self._transport.abort()
             return
-        self._has_answered = True
+        if not self._has_answered:
+            if not self._is_for_head and (known := self._heads.find(data)) is not None:
+                self._release()
+                receiver.on_whole(*known)
+                return
+        elif self._is_between_chunks and (size := _chunk(data)):
+            receiver.on_chunk(data, data[-2 - size : -2])
+            return
+        is_first, self._has_answered = not self._has_answered, True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -85,6 +107,9 @@ class UpstreamConnection(asyncio.Protocol):
                 self._fail(f"malformed response: {error}")
                 return
             self._is_excessive = True
+        self._is_between_chunks = self._is_between_chunks and data.endswith(b"\r\n")
+        if is_first and self._is_complete:
+            self._remember(data)
         if self._is_head_complete and not self._is_head_told:
             self._is_head_told = True
             receiver.on_head(self._status, self._reason, self._headers, self._length)
@@ -93,7 +118,8 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.on_body(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         if self._receiver is receiver:
             if self._is_complete:
-                self._done(receiver)
+                self._release()
+                receiver.on_complete()
             else:
                 receiver.on_read()
 
@@ -139,6 +165,7 @@ class UpstreamConnection(asyncio.Protocol):
                 length = int(value)
             elif name == b"transfer-encoding":
                 is_chunked = True
+        self._is_between_chunks = is_chunked
         is_bodiless = self._is_for_head or self._status in (204, 304)
         self._length = None if is_chunked else length
         self._is_until_close = length is None and not is_chunked and not is_bodiless
@@ -148,6 +175,12 @@ class UpstreamConnection(asyncio.Protocol):
     def on_body(self, part: bytes) -> None:
         if not self._is_complete:
             self._chunks.append(part)
+
+    def on_chunk_header(self) -> None:
+        self._is_between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._is_between_chunks = True
 
     def on_message_complete(self) -> None:
         if self._status < 200:  # an interim response; the real one follows
@@ -167,7 +200,6 @@ class UpstreamConnection(asyncio.Protocol):
         is_last: bool = False,
     ) -> None:
         """`is_for_head`: of a HEAD request; `is_last`: the connection is not used again."""
-        self._reset()
         self._is_last = is_last
         self._receiver = receiver
         self._num_sent += 1
@@ -189,17 +221,29 @@ class UpstreamConnection(asyncio.Protocol):
     def resume(self) -> None:
         self._transport.resume_reading()
 
-    def _done(self, receiver: Receiver) -> None:
+    def _remember(self, data: bytes) -> None:
+        """The next response like this one needs no parser."""
+        is_good = 200 <= self._status < 300 and self._status != 204 and not self._is_for_head
+        if not is_good or not self._keeps_alive or self._is_excessive:
+            return
+        names = dict(self._headers)
+        if LOAD_REPORT not in names and not names.get(b"content-type", b"").startswith(EVENT_STREAM):
+            lines = b"".join(passed_to_client(self._headers))
+            self._heads.add(data, AnswerHead(self._status, self._reason, self._headers, lines))
+
+    def _release(self) -> None:
+        """The response is complete: back to the pool, if the connection can be used again."""
         self._receiver = None
+        has_parsed = self._has_answered  # else the head was known, of a server that keeps connections open
+        is_wanted = not has_parsed or (self._keeps_alive and not self._is_excessive)
         # A paused one would not notice that the server closes it.
-        is_wanted = self._keeps_alive and not self._is_last
-        is_reusable = is_wanted and not self._is_excessive and self._transport.is_reading()
-        if is_reusable:
+        if is_wanted and not self._is_last and self._transport.is_reading():
+            if has_parsed:
+                self._reset()
             self._pool.put(self)
         else:
             self._pool.forget(self)
             self._transport.abort()
-        receiver.on_complete()
 
     def _fail(self, reason: str) -> None:
         receiver, self._receiver = self._receiver, None
@@ -214,6 +258,7 @@ class Pool:
 
     def __init__(self, address: Address, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
         self.address = address
+        self.heads: Heads[AnswerHead] = Heads()
         self._limits = limits
         self._tls = (
             tls if tls is not None else ssl.create_default_context() if address.scheme == "https" else None
@@ -272,6 +317,14 @@ class Pool:
             task.cancel()
         for connection in list(self._open):
             connection.abort()
+
+
+def _chunk(data: bytes) -> int:
+    """The size of the chunk that is all of `data`, as servers usually write it; else 0."""
+    end = data.find(b"\r\n", 0, 16)
+    size = len(data) - end - 4
+    is_one = end > 0 and size > 0 and data[:end] == b"%x" % size and data.endswith(b"\r\n")
+    return size if is_one else 0
 
 
 def _why(error: OSError) -> str:
