@@ -143,7 +143,7 @@ class Admin:
         if not text.isdecimal():
             raise InputError("last", text, "is not a number", "use a number of decisions")
         count = max(1, int(text))
-        decisions = [decision.as_json() for decision in list(self._chooser.last)[-count:]]
+        decisions = [decision._asdict() for decision in list(self._chooser.last)[-count:]]
         return {"decisions": decisions, "last": self._chooser.explain()}
 
 

@@ -6,11 +6,12 @@ its place. After a few failures in a row the policy is left alone for a while.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Collection
 from time import monotonic, time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pointsman.router.config import Reliability
 from pointsman.router.contract import Decider, DeciderSource
@@ -23,14 +24,16 @@ PROBE = "probe"
 _NUM_REMEMBERED = 500
 HELD = "hold"
 
+Question = tuple[int, float, int, float, Collection[int], int]  # what `Decider.choose` takes
+Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
+Shadow = tuple[Replica | str | None, bool]
 
-class Asked(NamedTuple):
+
+class Placed(Protocol):
     """What a decision is about."""
 
     request_id: str
     prompt_tokens: int
-    waited_s: float
-    queue_size: int  # requests at the router, this one included
     session: int
 
 
@@ -38,12 +41,11 @@ class Decision(NamedTuple):
     at: float
     by: str
     replica: str
-    asked: Asked
-
-    def as_json(self) -> dict[str, Any]:
-        about = self._asdict() | self.asked._asdict()
-        del about["asked"]
-        return about
+    request_id: str
+    prompt_tokens: int
+    waited_s: float
+    queue_size: int  # requests at the router, this one included
+    session: int
 
 
 class Chooser:
@@ -70,7 +72,8 @@ class Chooser:
         self.policy = policy
         self.shadow = shadow
         self._shadow: Decider | None = source(shadow) if shadow is not None else None
-        self._last: deque[tuple[float, str, str, Asked]] = deque(maxlen=_NUM_REMEMBERED)
+        self._last: deque[Remembered] = deque(maxlen=_NUM_REMEMBERED)
+        self._uncounted: list[tuple[Remembered, float | None, Shadow | None]] = []
 
     def switch(self, policy: str) -> None:
         """From the next decision on; what is wrong with the new policy shows before the old one goes."""
@@ -86,43 +89,49 @@ class Chooser:
     @property
     def last(self) -> list[Decision]:
         """The oldest first."""
+        self.count()
         return [Decision(*one) for one in self._last]
 
-    def choose(self, asked: Asked, excluded: Collection[int], *, must_send: bool) -> Replica | None:
+    def choose(
+        self, request: Placed, waited_s: float, queue_size: int, excluded: Collection[int], must_send: bool
+    ) -> Replica | None:
         """None: hold it. At least one replica must be neither excluded nor out of service."""
         started = monotonic()
+        asked = (request.prompt_tokens, waited_s, queue_size, started, excluded, request.session)
         by = self.policy
-        replica: Replica | None = None
+        took_s = None
         if started < self._suspended_until:
-            problem: str | None = "suspended"
+            found: Replica | str | None = "suspended"
         else:
-            replica, problem = self._ask(self._decider, asked, started, excluded)
+            found = self._ask(self._decider, asked)
             took_s = monotonic() - started
-            self._metrics.decision_s.observe(took_s)
-            if took_s > self._settings.max_decision_s:
-                problem = problem or "slow"
-            if problem is not None:
-                self._failed(problem, started)
+            if took_s > self._settings.max_decision_s and not isinstance(found, str):
+                found = "slow"
+            if isinstance(found, str):
+                self._failed(found, started)
             elif self._num_failures or self._has_said:
                 self._succeeded()
-        if problem is not None or (replica is None and must_send):
+        if isinstance(found, str) or (found is None and must_send):
             by = FALLBACK
-            replica = self._registry.least_outstanding(excluded)
-            self._metrics.fallbacks[problem or "held too long"] += 1
+            self._metrics.fallbacks[found or "held too long"] += 1
+            found = self._registry.least_outstanding(excluded)
+        shadow = None
         if self._shadow is not None:
-            self._ask_shadow(self._shadow, replica, asked, started, excluded)
-        self._remember(asked, by, replica)
-        return replica
+            other = self._ask(self._shadow, asked)
+            shadow = (other, other is found)
+        self._remember(request, waited_s, queue_size, by, found, took_s, shadow)
+        return found
 
-    def probed(self, asked: Asked, replica: Replica) -> None:
+    def probed(self, request: Placed, waited_s: float, queue_size: int, replica: Replica) -> None:
         """Not a decision of the policy: the breaker of this replica is half-open."""
-        self._remember(asked, PROBE, replica)
+        self._remember(request, waited_s, queue_size, PROBE, replica, None, None)
 
     def explain(self) -> dict[str, Any]:
         """The last decision, in the policy's own terms where it was the policy's."""
+        self.count()
         if not self._last:
             return {}
-        about = Decision(*self._last[-1]).as_json()
+        about = Decision(*self._last[-1])._asdict()
         if about["by"] == self.policy:
             try:
                 about["why"] = self._decider.explain()
@@ -130,45 +139,56 @@ class Chooser:
                 about["why"] = f"no explanation: {type(error).__name__}"
         return about
 
-    def _ask(
-        self, decider: Decider, asked: Asked, now: float, excluded: Collection[int]
-    ) -> tuple[Replica | None, str | None]:
-        """-> the replica (None: hold), and what is wrong with the answer."""
-        _, prompt_tokens, waited_s, queue_size, session = asked
+    def _ask(self, decider: Decider, asked: Question) -> Replica | str | None:
+        """-> the replica, None to hold, or what is wrong with the answer."""
         try:
-            action = decider.choose(prompt_tokens, waited_s, queue_size, now, excluded, session)
+            action = decider.choose(*asked)
         except Exception as error:
-            return None, f"exception {type(error).__name__}"
+            return f"exception {type(error).__name__}"
         if action == 0:
-            return None, None
+            return None
         if action != action:  # NaN
-            return None, "not a number"
+            return "not a number"
         replica = self._registry.by_slot.get(action - 1)
         if replica is None:
-            return None, "out of range"
-        if not replica.is_accepting or (excluded and replica.slot in excluded):
-            return None, "replica not allowed"
-        return replica, None
+            return "out of range"
+        if not replica.is_accepting or replica.slot in asked[4]:
+            return "replica not allowed"
+        return replica
 
-    def _ask_shadow(
+    def _remember(
         self,
-        shadow: Decider,
-        chosen: Replica | None,
-        asked: Asked,
-        now: float,
-        excluded: Collection[int],
+        request: Placed,
+        waited_s: float,
+        queue_size: int,
+        by: str,
+        replica: Replica | None,
+        took_s: float | None,
+        shadow: Shadow | None,
     ) -> None:
-        replica, problem = self._ask(shadow, asked, now, excluded)
-        if problem is not None:
-            self._metrics.shadow_failures += 1
-            return
-        self._metrics.shadow_decisions[replica.name if replica is not None else HELD] += 1
-        self._metrics.shadow_agreement[replica is chosen] += 1
-
-    def _remember(self, asked: Asked, by: str, replica: Replica | None) -> None:
+        """`shadow`: what the other policy says, and whether it says the same."""
         name = replica.name if replica is not None else HELD
-        self._metrics.decisions[by, name] += 1
-        self._last.append((time(), by, name, asked))
+        about = (request.request_id, request.prompt_tokens, waited_s, queue_size, request.session)
+        if not self._uncounted:
+            asyncio.get_running_loop().call_soon(self.count)
+        self._uncounted.append(((time(), by, name, *about), took_s, shadow))
+
+    def count(self) -> None:
+        """Bring the metrics up to date. After each decision this would take twice as long as in a row."""
+        metrics = self._metrics
+        uncounted, self._uncounted = self._uncounted, []
+        for decision, took_s, shadow in uncounted:
+            self._last.append(decision)
+            metrics.decisions[decision[1:3]] += 1
+            if took_s is not None:
+                metrics.decision_s.observe(took_s)
+            if shadow is not None:
+                other, is_same = shadow
+                if isinstance(other, str):
+                    metrics.shadow_failures += 1
+                else:
+                    metrics.shadow_decisions[other.name if other is not None else HELD] += 1
+                    metrics.shadow_agreement[is_same] += 1
 
     def _succeeded(self) -> None:
         self._num_failures = 0

@@ -81,7 +81,7 @@ class Dashboard:
                 "retries": lately["retries"],
             },
             "shadow": self._shadow(lately),
-            "last": [decision.as_json() for decision in list(chooser.last)[-_NUM_DECISIONS:]],
+            "last": [decision._asdict() for decision in list(chooser.last)[-_NUM_DECISIONS:]],
             "explained": chooser.explain(),
         }
 

@@ -6,8 +6,8 @@ No PyTorch: the policies are the simulator's compiled ones.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection
-from functools import cache
+from collections.abc import Callable, Collection
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,7 @@ class Decider:
             int(self._tables.rows.ctypes.data),
             int(self._turns.ctypes.data),
         )
+        self._decide: Callable[..., int] = partial(deciding.decide, *self._addresses)
         self._slots = self.ledger.slots
         self._version = self.ledger.version
 
@@ -115,20 +116,16 @@ class Decider:
         if excluded:
             closed = self._close(excluded, now)
             try:
-                action = self._decide(prompt_tokens, waited_s, queue_size, now, session)
+                action = self._decide(prompt_tokens, session, waited_s, queue_size, now)
             finally:
                 for row in closed:
                     record_accepting(self._addresses[0], row, 1, now)
         else:
-            action = self._decide(prompt_tokens, waited_s, queue_size, now, session)
+            action = self._decide(prompt_tokens, session, waited_s, queue_size, now)
         if action < 0:
             raise PolicyError(f"policy {self.name}: its logits are not finite")
         self._action = action
         return self._slots[action - 1] + 1 if action > 0 else HOLD
-
-    def _decide(self, prompt_tokens: int, waited_s: float, queue_size: int, now: float, session: int) -> int:
-        action: int = deciding.decide(*self._addresses, prompt_tokens, session, waited_s, queue_size, now)
-        return action
 
     def _close(self, slots: Collection[int], now: float) -> list[int]:
         """Let these replicas accept nothing; -> the rows of those that did."""

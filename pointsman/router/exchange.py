@@ -42,38 +42,24 @@ _DONE = b"[DONE]"
 class Exchange:
     """A job of a client connection, a receiver of an upstream connection, and what the dispatcher places."""
 
-    __slots__ = (
-        "_client",
-        "_connection",
-        "_dialling",
-        "_explanation",
-        "_first_byte_at",
-        "_handle",
-        "_has_head",
-        "_is_chat",
-        "_is_paused",
-        "_is_sse",
-        "_last",
-        "_last_but_one",
-        "_moved_at",
-        "_num_events",
-        "_num_retries",
-        "_proxy",
-        "_replica",
-        "_replica_name",
-        "_request",
-        "_status",
-        "_streams",
-        "arrived_at",
-        "generates",
-        "model",
-        "priority",
-        "prompt_tokens",
-        "request_id",
-        "session",
-        "session_name",
-        "tried",
-    )
+    # So it is at first; a request that all goes well with changes few of them.
+    tried: Collection[int] = ()
+    num_retries = 0
+    replica_name = NO_REPLICA
+    _replica: Replica | None = None
+    _handle = 0
+    _dialling: asyncio.Task[None] | None = None
+    _connection: UpstreamConnection | None = None
+    _explanation: bytes | None = None
+    _is_paused = False
+    # Of the answer.
+    first_byte_at: float | None = None
+    _status = 0
+    _has_head = False
+    _is_sse = False
+    _num_tokens = 0
+    _last = b""
+    _last_but_one = b""
 
     def __init__(
         self,
@@ -94,35 +80,19 @@ class Exchange:
         self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NO_SESSION
         self.priority = priority
         self.arrived_at = self._moved_at = monotonic()
-        self.tried: Collection[int] = ()
-        self._num_retries = 0
         self._streams = facts.is_stream
         self.generates = facts.generates
-        self._replica: Replica | None = None
-        self._replica_name = NO_REPLICA
-        self._handle = 0
-        self._dialling: asyncio.Task[None] | None = None
-        self._connection: UpstreamConnection | None = None
-        self._explanation: bytes | None = None
-        self._is_paused = False
-        self._is_chat = request.head.path.endswith(b"/chat/completions")
-        self._begin()
 
-    def _begin(self) -> None:
-        """Of an answer nothing is known."""
-        self._status = 0
-        self._has_head = False
-        self._is_sse = False
-        self._first_byte_at: float | None = None
-        self._num_events = 0
-        self._last = self._last_but_one = b""
+    @property
+    def path(self) -> bytes:
+        return self._request.head.path
 
     # --- what the dispatcher says ---
 
     def send(self, replica: Replica) -> None:
         proxy = self._proxy
         self._replica = replica
-        self._replica_name = replica.name
+        self.replica_name = replica.name
         self._moved_at = now = monotonic()
         if b"x-pointsman-decision" in self._request.head.special:  # before the request is booked
             self._explanation = json.dumps(proxy.chooser.explain(), default=str).encode()
@@ -136,8 +106,7 @@ class Exchange:
 
     def refuse(self, answer: Answer) -> None:
         """No replica will get this request."""
-        self._proxy.finished(self)
-        self._record(answer.status, "refused", None, 0, monotonic())
+        self._ended(answer.status, "refused", None, 0, monotonic())
         self._client.answer(answer)
 
     # --- what the upstream connection says ---
@@ -213,9 +182,8 @@ class Exchange:
         proxy.registry.released(replica)
         if status not in _RETRIED_STATUSES:
             proxy.registry.succeeded(replica)
-        proxy.finished(self)
         outcome = "completed" if status < 400 else "error"
-        self._record(status, outcome, prompt_tokens, self._output(output_tokens), now)
+        self._ended(status, outcome, prompt_tokens, self._output(output_tokens), now)
 
     def on_failure(self, reason: str, *, is_stale: bool) -> None:
         replica = self._replica
@@ -226,8 +194,7 @@ class Exchange:
             self._proxy.registry.failed(replica, now)
         if self._has_head:
             self._let_go(now)
-            self._proxy.finished(self)
-            self._record(self._status, "cut", None, self._output(None), now)
+            self._ended(self._status, "cut", None, self._output(None), now)
             self._client.abort()
         elif self._can_retry():
             self._retry("stale connection" if is_stale else "failed")
@@ -236,12 +203,11 @@ class Exchange:
             self._dialling = replica.pool.dial(self)
         else:
             self._let_go(now)
-            self._proxy.finished(self)
             is_late = reason == self._proxy.TOO_LATE
             answer = refusal(
                 504 if is_late else 502, f"replica failed: {reason}", "bad_gateway", code="replica_failed"
             )
-            self._record(answer.status, "failed", None, 0, now)
+            self._ended(answer.status, "failed", None, 0, now)
             self._client.answer(answer)
 
     # --- what the client connection says ---
@@ -254,8 +220,7 @@ class Exchange:
         else:
             self._stop()
             self._let_go(monotonic())
-        proxy.finished(self)
-        self._record(self._status or 499, "cancelled", None, self._output(None), monotonic())
+        self._ended(self._status or 499, "cancelled", None, self._output(None), monotonic())
 
     def pause(self) -> None:
         self._is_paused = True
@@ -285,8 +250,7 @@ class Exchange:
         else:
             self._stop()
             self._let_go(monotonic())
-        self._proxy.finished(self)
-        self._record(self._status or 503, "given up", None, self._output(None), monotonic())
+        self._ended(self._status or 503, "given up", None, self._output(None), monotonic())
         if self._has_head:
             self._client.abort()
         else:
@@ -306,7 +270,7 @@ class Exchange:
     def _can_retry(self) -> bool:
         assert self._replica is not None
         proxy = self._proxy
-        if self._num_retries >= proxy.settings.reliability.max_retries:
+        if self.num_retries >= proxy.settings.reliability.max_retries:
             return False
         tried = (*self.tried, self._replica.slot)
         return proxy.registry.has_candidate(self.model, tried)
@@ -316,8 +280,8 @@ class Exchange:
         assert replica is not None
         self._let_go(monotonic())
         self._connection = None
-        self._begin()
-        self._num_retries += 1
+        self._status, self._has_head = 0, False
+        self.num_retries += 1
         self.tried = (*self.tried, replica.slot)
         self._proxy.metrics.retries[reason] += 1
         self._proxy.dispatcher.resubmit(self)
@@ -346,36 +310,24 @@ class Exchange:
         num_events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
         if _DONE in data[-24:]:
             num_events -= 1
-        if self._first_byte_at is None:
-            self._first_byte_at = now
+        if self.first_byte_at is None:
+            self.first_byte_at = now
+            self._num_tokens = -1 if self.path.endswith(b"/chat/completions") else 0
             self._proxy.ledger.first_token(self._handle, now)
             self._proxy.dispatcher.wake()
-        num_before = self._num_events - self._is_chat
-        self._num_events += num_events
-        num_tokens = num_events if num_before > 0 else self._num_events - self._is_chat - 1
-        if num_tokens > 0:
-            self._proxy.ledger.tokens(self._handle, num_tokens, now)
+        num_before = self._num_tokens
+        self._num_tokens = num_after = num_before + num_events
+        num_more = num_events if num_before > 0 else num_after - 1  # the first is booked already
+        if num_more > 0:
+            self._proxy.ledger.tokens(self._handle, num_more, now)
 
     def _output(self, counted: int | None) -> int:
         """Output tokens: as the server counted them, else by events."""
         if counted is not None:
             return counted
-        return max(0, self._num_events - self._is_chat)
+        return max(0, self._num_tokens)
 
-    def _record(
+    def _ended(
         self, status: int, outcome: str, prompt_tokens: int | None, output_tokens: int, now: float
     ) -> None:
-        first = self._first_byte_at
-        ttft_s = first - self.arrived_at if first is not None else None
-        self._proxy.record(
-            self,
-            self._request.head.path,
-            status,
-            outcome,
-            self._replica_name,
-            ttft_s,
-            now,
-            prompt_tokens or self.prompt_tokens,
-            output_tokens,
-            self._num_retries,
-        )
+        self._proxy.ended(self, status, outcome, prompt_tokens or self.prompt_tokens, output_tokens, now)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from time import monotonic
 from typing import Protocol
 
-from pointsman.router.chooser import Asked, Chooser
+from pointsman.router.chooser import Chooser
 from pointsman.router.config import Holding
 from pointsman.router.messages import Answer, overloaded, refusal, unavailable
 from pointsman.router.metrics import Metrics
@@ -54,7 +54,7 @@ class Dispatcher:
     def submit(self, request: Waiting) -> None:
         """Send it, hold it, or refuse it."""
         is_behind = self.num_held > 0 and any(self._queues[: request.priority + 1])
-        if is_behind or not self._place(request, monotonic()):
+        if is_behind or not self._place(request, request.arrived_at):
             self._hold(request, is_first=False)
 
     def resubmit(self, request: Waiting) -> None:
@@ -114,12 +114,13 @@ class Dispatcher:
                 request.refuse(unavailable("no replica is available"))
             return True
         waited_s = now - request.arrived_at
-        asked = Asked(request.request_id, request.prompt_tokens, waited_s, self.num_held + 1, request.session)
+        queue_size = self.num_held + 1
         if (probed := registry.to_probe(excluded)) is not None:
-            self._chooser.probed(asked, probed)
+            self._chooser.probed(request, waited_s, queue_size, probed)
             request.send(probed)
             return True
-        replica = self._chooser.choose(asked, excluded, must_send=waited_s >= self._settings.max_hold_s)
+        must_send = waited_s >= self._settings.max_hold_s
+        replica = self._chooser.choose(request, waited_s, queue_size, excluded, must_send)
         if replica is None:
             return False
         request.send(replica)

@@ -157,7 +157,8 @@ class Ledger:
 
     def prompt_length(self, prompt_tokens: int) -> int:
         """An estimated length, corrected by what the servers counted of others."""
-        return min(MAX_PROMPT, max(1, round(prompt_tokens * self.prompt_scale)))
+        length = int(prompt_tokens * self.prompt_scale + 0.5)
+        return 1 if length < 1 else length if length < MAX_PROMPT else MAX_PROMPT
 
     def sent(
         self, slot: int, prompt_tokens: int, now: float, streams: bool = True, session: int = NOBODY

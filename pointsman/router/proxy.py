@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -77,6 +78,7 @@ class Proxy:
         self.clients: set[ClientConnection] = set()
         self.heads: Heads[Head] = Heads()
         self.active: set[Exchange] = set()
+        self._uncounted: list[tuple[Exchange, int, str, int, int, float]] = []
         self._exposition = exposition
         self._log = log
         self._keys = keys
@@ -160,44 +162,50 @@ class Proxy:
             request_id.encode(),
         )
 
-    def finished(self, exchange: Exchange) -> None:
-        self.active.discard(exchange)
-        self.dispatcher.wake()
-
-    def record(
+    def ended(
         self,
         exchange: Exchange,
-        path: bytes,
         status: int,
         outcome: str,
-        replica: str,
-        ttft_s: float | None,
-        now: float,
         prompt_tokens: int,
         output_tokens: int,
-        num_retries: int,
+        now: float,
     ) -> None:
-        e2e_s = now - exchange.arrived_at
-        metrics = self.metrics
-        metrics.answered(replica, status, ttft_s, e2e_s)
-        if outcome == "completed" and exchange.generates:
-            metrics.tokens[replica, "prompt"] += prompt_tokens
-            metrics.tokens[replica, "output"] += output_tokens
-        self._log.request(
-            exchange.request_id,
-            path,
-            status,
-            replica,
-            ttft_s,
-            e2e_s,
-            prompt_tokens,
-            output_tokens,
-            num_retries,
-            outcome,
-        )
-        if self._recorder is not None and exchange.generates:
-            self._recorder.add(
-                exchange.arrived_at, prompt_tokens, output_tokens, exchange.session_name, outcome
+        """The client has its answer, or will not get one. `count` does the rest."""
+        self.active.discard(exchange)
+        if self.dispatcher.num_held:
+            self.dispatcher.wake()
+        if not self._uncounted:
+            asyncio.get_running_loop().call_soon(self.count)
+        self._uncounted.append((exchange, status, outcome, prompt_tokens, output_tokens, now))
+
+    def count(self) -> None:
+        """Metrics, log and record of the exchanges that ended. After each this would take twice as long as in
+        a row."""
+        metrics, log, recorder = self.metrics, self._log, self._recorder
+        uncounted, self._uncounted = self._uncounted, []
+        for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
+            arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
+            ttft_s = first - arrived_at if first is not None else None
+            e2e_s = now - arrived_at
+            metrics.answered(replica, status, ttft_s, e2e_s)
+            if exchange.generates:
+                if outcome == "completed":
+                    metrics.tokens[replica, "prompt"] += prompt_tokens
+                    metrics.tokens[replica, "output"] += output_tokens
+                if recorder is not None:
+                    recorder.add(arrived_at, prompt_tokens, output_tokens, exchange.session_name, outcome)
+            log.request(
+                exchange.request_id,
+                exchange.path,
+                status,
+                replica,
+                ttft_s,
+                e2e_s,
+                prompt_tokens,
+                output_tokens,
+                exchange.num_retries,
+                outcome,
             )
 
     # --- what the clock says ---
@@ -221,6 +229,8 @@ class Proxy:
         return json_answer(about | {"replicas": len(self.registry.accepting)}, 200 if is_up else 503)
 
     def exposition_text(self) -> bytes:
+        self.count()
+        self.chooser.count()
         return self._exposition.text()
 
     def _metrics(self) -> Answer:
