@@ -104,7 +104,7 @@ class _Client(Receiver):
             self.on_connected(connection)
 
     def on_connected(self, connection: UpstreamConnection) -> None:
-        connection.send(self, self._message, b"")
+        connection.send(self, self._message)
 
     def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
         self._status = status

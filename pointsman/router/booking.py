@@ -75,10 +75,12 @@ streams_at = row_accessor(STREAMS)
 
 @entry_point
 def record_sent(sims, streams, k, i, num_prefill, session, is_streaming, now):
-    """Request i goes to replica k. sims and streams are addresses, as everywhere here."""
+    """Request i goes to replica k; -> whether nobody waits there. sims and streams are addresses, as
+    everywhere here."""
     sim = sim_at(sims, 0)
     sim.now = now
     signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    found_nobody = signals[WAITING, k] == 0.0
     request = request_at(sim.requests, i)
     request.arrived_at = request.dispatched_at = now
     request.first_token_at = request.last_token_at = request.scheduled_at = NEVER
@@ -94,6 +96,7 @@ def record_sent(sims, streams, k, i, num_prefill, session, is_streaming, now):
         streams_at(streams, k).num_silent += 1
     book_sent(sim, k, i)
     push_waiting(sim, k, i)
+    return found_nobody
 
 
 @kernel

@@ -23,12 +23,14 @@ class Breaker:
         elif self.state == CLOSED and self._num_failures >= self._settings.breaker_failures:
             self._open(now)
 
-    def succeeded(self) -> None:
-        """Successes that were under way when the breaker opened do not close it."""
+    def succeeded(self) -> bool:
+        """Whether that closed it. Successes that were under way when it opened do not."""
         self._num_failures = 0
-        if self.state == HALF_OPEN:
-            self.state = CLOSED
-            self._open_s = self._settings.breaker_open_s
+        if self.state != HALF_OPEN:
+            return False
+        self.state = CLOSED
+        self._open_s = self._settings.breaker_open_s
+        return True
 
     def tick(self, now: float) -> None:
         if self.state == OPEN and now >= self._until:

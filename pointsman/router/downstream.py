@@ -25,6 +25,7 @@ from pointsman.router.framing import (
     framing_problem,
     malformed,
 )
+from pointsman.router.heads import split
 from pointsman.router.messages import (
     CONTINUE,
     LAST_CHUNK,
@@ -95,11 +96,12 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_parsing:
             return
-        is_first = self._current is None and not self._is_receiving
-        if is_first:
-            known = self._heads.find(data)
-            if known is not None and len(known[1]) <= self._limits.max_body_bytes:
-                self._start(Request(*known))
+        whole = split(data) if self._current is None and not self._is_receiving else None
+        if whole is not None:
+            key, body = whole
+            head = self._heads.get(key)
+            if head is not None and len(body) <= self._limits.max_body_bytes:
+                self._start(Request(head, body))
                 return
         was_in_head = self._is_in_head
         try:
@@ -111,8 +113,8 @@ class ClientConnection(asyncio.Protocol):
                 self._header_bytes += len(data) if was_in_head else 0
                 if self._header_bytes > self._limits.max_header_bytes:
                     self._stop(HEAD_TOO_LARGE)
-            elif is_first and len(self._ready) == 1 and not self._is_receiving:
-                self._remember(data, self._ready[0].head)
+            elif whole is not None and len(self._ready) == 1 and not self._is_receiving:
+                self._remember(whole[0], self._ready[0].head)
         if self._ready or self._owes_continue:
             self._advance()
 
@@ -176,7 +178,7 @@ class ClientConnection(asyncio.Protocol):
         head = Head(
             parser.get_method(), self._target, self._headers, version == "1.0", parser.should_keep_alive()
         )
-        self._incoming = Request(head)
+        self._incoming = Request(head, keep_alive=head.keep_alive)
         num_bytes = sum([len(name) + len(value) for name, value in self._headers])
         if num_bytes > self._limits.max_header_bytes or len(self._headers) > self._limits.max_headers:
             self._refuse(HEAD_TOO_LARGE)
@@ -372,10 +374,10 @@ class ClientConnection(asyncio.Protocol):
         if self._current is request:
             self._job = job
 
-    def _remember(self, data: bytes, head: Head) -> None:
+    def _remember(self, key: bytes, head: Head) -> None:
         """The next request like this one needs no parser."""
         if head.keep_alive and not head.is_http_10 and b"expect" not in head.special:
-            self._heads.add(data, head)
+            self._heads.remember(key, head)
 
     def _continue(self) -> None:
         """`100 Continue` is part of the order of answers too."""
@@ -393,7 +395,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._is_parsing:  # what follows a request with `Connection: close` is of no interest
             return
         self._is_parsing = self._is_receiving = self._owes_continue = self._is_in_head = False
-        request = self._incoming or Request(Head(b"GET", b"*", [], False, False))
+        request = self._incoming or Request(Head(b"GET", b"*", [], False, False), keep_alive=False)
         self._incoming = None
         request.keep_alive = False
         request.refusal = answer

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 # 500 too: a replica whose engine has died answers it.
 _RETRIED_STATUSES = frozenset((500, 502, 503, 504))
 _DONE = b"[DONE]"
+_WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 
 
 class Exchange:
@@ -97,7 +98,8 @@ class Exchange:
         if b"x-pointsman-decision" in self._request.head.special:  # before the request is booked
             self._explanation = json.dumps(proxy.chooser.explain(), default=str).encode()
         self._handle = proxy.ledger.sent(replica.slot, self.prompt_tokens, now, self._streams, self.session)
-        proxy.registry.took(replica)
+        replica.num_outstanding += 1
+        replica.num_sent += 1
         connection = replica.pool.take()
         if connection is not None:
             self.on_connected(connection)
@@ -106,7 +108,7 @@ class Exchange:
 
     def refuse(self, answer: Answer) -> None:
         """No replica will get this request."""
-        self._ended(answer.status, "refused", None, 0, monotonic())
+        self._ended(answer.status, "refused", monotonic())
         self._client.answer(answer)
 
     # --- what the upstream connection says ---
@@ -115,10 +117,20 @@ class Exchange:
         self._dialling = None
         self._connection = connection
         self._moved_at = monotonic()
-        request = self._request
-        assert self._replica is not None
-        head = self._proxy.request_head(request, self._replica, self.request_id)
-        connection.send(self, head, request.body, is_for_head=request.head.method == b"HEAD")
+        replica, body, head = self._replica, self._request.body, self._request.head
+        assert replica is not None
+        length = b"content-length: %d\r\n" % len(body) if body or head.method in _WITH_LENGTH else b""
+        message = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n\r\n%b" % (
+            head.method,
+            replica.prefix,
+            head.target,
+            replica.host,
+            head.passed_on,
+            length,
+            self.request_id.encode(),
+            body,
+        )
+        connection.send(self, message, is_for_head=head.method == b"HEAD")
 
     def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
         replica = self._replica
@@ -179,11 +191,11 @@ class Exchange:
             proxy.ledger.finished(self._handle, now, prompt_tokens, output_tokens)
         else:
             proxy.ledger.failed(self._handle, now)
-        proxy.registry.released(replica)
-        if status not in _RETRIED_STATUSES:
-            proxy.registry.succeeded(replica)
+        proxy.registry.released(replica, has_succeeded=status not in _RETRIED_STATUSES)
+        if output_tokens is None:
+            output_tokens = max(0, self._num_tokens)
         outcome = "completed" if status < 400 else "error"
-        self._ended(status, outcome, prompt_tokens, self._output(output_tokens), now)
+        proxy.ended(self, status, outcome, prompt_tokens or self.prompt_tokens, output_tokens, now)
 
     def on_failure(self, reason: str, *, is_stale: bool) -> None:
         replica = self._replica
@@ -194,7 +206,7 @@ class Exchange:
             self._proxy.registry.failed(replica, now)
         if self._has_head:
             self._let_go(now)
-            self._ended(self._status, "cut", None, self._output(None), now)
+            self._ended(self._status, "cut", now)
             self._client.abort()
         elif self._can_retry():
             self._retry("stale connection" if is_stale else "failed")
@@ -207,7 +219,7 @@ class Exchange:
             answer = refusal(
                 504 if is_late else 502, f"replica failed: {reason}", "bad_gateway", code="replica_failed"
             )
-            self._ended(answer.status, "failed", None, 0, now)
+            self._ended(answer.status, "failed", now)
             self._client.answer(answer)
 
     # --- what the client connection says ---
@@ -220,7 +232,7 @@ class Exchange:
         else:
             self._stop()
             self._let_go(monotonic())
-        self._ended(self._status or 499, "cancelled", None, self._output(None), monotonic())
+        self._ended(self._status or 499, "cancelled", monotonic())
 
     def pause(self) -> None:
         self._is_paused = True
@@ -250,7 +262,7 @@ class Exchange:
         else:
             self._stop()
             self._let_go(monotonic())
-        self._ended(self._status or 503, "given up", None, self._output(None), monotonic())
+        self._ended(self._status or 503, "given up", monotonic())
         if self._has_head:
             self._client.abort()
         else:
@@ -299,7 +311,7 @@ class Exchange:
         assert self._replica is not None
         replica, self._replica = self._replica, None
         self._proxy.ledger.failed(self._handle, now)
-        self._proxy.registry.released(replica)
+        self._proxy.registry.released(replica, has_succeeded=False)
         self._proxy.dispatcher.wake()
 
     def _count(self, data: bytes, now: float) -> None:
@@ -321,13 +333,6 @@ class Exchange:
         if num_more > 0:
             self._proxy.ledger.tokens(self._handle, num_more, now)
 
-    def _output(self, counted: int | None) -> int:
-        """Output tokens: as the server counted them, else by events."""
-        if counted is not None:
-            return counted
-        return max(0, self._num_tokens)
-
-    def _ended(
-        self, status: int, outcome: str, prompt_tokens: int | None, output_tokens: int, now: float
-    ) -> None:
-        self._proxy.ended(self, status, outcome, prompt_tokens or self.prompt_tokens, output_tokens, now)
+    def _ended(self, status: int, outcome: str, now: float) -> None:
+        """There is no complete answer."""
+        self._proxy.ended(self, status, outcome, self.prompt_tokens, max(0, self._num_tokens), now)

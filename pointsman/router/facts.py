@@ -16,6 +16,10 @@ _BYTES_PER_TOKEN = 4  # of English text
 _TOKENS_PER_MESSAGE = 4  # of the chat template
 _USAGE = b'"usage":'
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
+# As vLLM writes them.
+_BOTH_TOKENS = re.compile(
+    rb'"usage":\s*{\s*"prompt_tokens":\s*(\d+),(?:\s*"total_tokens":\s*\d+,)?\s*"completion_tokens":\s*(\d+)'
+)
 _OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
 
 
@@ -101,8 +105,8 @@ def _chat_tokens(messages: list[_Message]) -> int:
     num_tokens = _TOKENS_PER_MESSAGE * len(messages)
     for message in messages:
         content = message.content
-        if type(content) is str:
-            num_tokens += _text_tokens(content)
+        if type(content) is str and content.isascii():
+            num_tokens += len(content) // _BYTES_PER_TOKEN
         elif content is not None:
             num_tokens += _tokens(content)
     return num_tokens
@@ -131,6 +135,9 @@ def read_usage(tail: bytes) -> tuple[int | None, int | None]:
     start = tail.rfind(_USAGE)
     if start < 0:
         return None, None
+    both = _BOTH_TOKENS.match(tail, start)
+    if both is not None:
+        return int(both[1]), int(both[2])
     prompt = _PROMPT_TOKENS.search(tail, start)
     output = _OUTPUT_TOKENS.search(tail, start)
     return int(prompt[1]) if prompt else None, int(output[1]) if output else None

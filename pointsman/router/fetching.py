@@ -28,7 +28,7 @@ class _Fetch(Receiver):
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         self._connection = connection
-        connection.send(self, self._head, b"", is_last=True)
+        connection.send(self, self._head, is_last=True)
 
     def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
         self._status = status

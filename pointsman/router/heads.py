@@ -7,7 +7,7 @@ same. What is not remembered, or comes in pieces, goes through the parser.
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 _MAX_HEADS = 1024
 _MAX_HEAD_BYTES = 4096
@@ -15,29 +15,19 @@ _MAX_HEAD_BYTES = 4096
 H = TypeVar("H")
 
 
-class Heads(Generic[H]):
-    def __init__(self) -> None:
-        self._by_bytes: dict[bytes, H] = {}
+class Heads(dict[bytes, H]):
+    """By what `split` returns."""
 
-    def find(self, data: bytes) -> tuple[H, bytes] | None:
-        """The head and the body of a message that is all of `data`."""
-        message = _split(data)
-        if message is None:
-            return None
-        head = self._by_bytes.get(message[0])
-        return None if head is None else (head, message[1])
-
-    def add(self, data: bytes, head: H) -> None:
-        """The parser found one message in `data`, and nothing else."""
-        message = _split(data)
-        if message is None or len(message[0]) > _MAX_HEAD_BYTES:
+    def remember(self, key: bytes, head: H) -> None:
+        """The parser found one message with this head, and nothing else."""
+        if len(key) > _MAX_HEAD_BYTES:
             return
-        if len(self._by_bytes) >= _MAX_HEADS:  # others can make up as many as they like
-            self._by_bytes.clear()
-        self._by_bytes[message[0]] = head
+        if len(self) >= _MAX_HEADS:  # others can make up as many as they like
+            self.clear()
+        self[key] = head
 
 
-def _split(data: bytes) -> tuple[bytes, bytes] | None:
+def split(data: bytes) -> tuple[bytes, bytes] | None:
     """A head without the line of its length, and the body, if it is as long as that line says."""
     end = data.find(b"\r\n\r\n")
     body = data[end + 4 :]

@@ -34,7 +34,6 @@ from pointsman.signals import (
     SIGNALS,
     STEP_FLOOR_S,
     STEP_S,
-    WAITING,
     WEIGHT,
 )
 from pointsman.simulator.cluster import INITIAL_OUTPUT_ESTIMATE, NO_LIMIT_S
@@ -173,9 +172,8 @@ class Ledger:
         row = self._rows[slot]
         self._now = now
         self._states[handle] = OPEN
-        self._found_nobody[handle] = self._waiting_of[row] == 0.0
-        booking.record_sent(
-            self._sims_at, self._streams_at, row, handle, prompt_tokens, session, 1 if streams else 0, now
+        self._found_nobody[handle] = booking.record_sent(
+            self._sims_at, self._streams_at, row, handle, prompt_tokens, session, streams, now
         )
         return handle
 
@@ -210,16 +208,20 @@ class Ledger:
     ) -> None:
         """`prompt_tokens` and `output_tokens` as the server counted them, where it did."""
         state = self._states[handle]
-        self._close(handle)
         if state != OPEN:
+            self._close(handle)
             return
+        self._states[handle] = FREE
+        self._free.append(handle)
         self._now = now
         num_output = NOBODY if output_tokens is None else output_tokens
         booked = booking.record_finished(self._sims_at, self._streams_at, handle, num_output, now)
         if prompt_tokens:
             # What was booked had the correction in it already.
-            ratio = prompt_tokens / booked * self.prompt_scale
-            self.prompt_scale += LEARN_PROMPT * (min(8.0, max(0.125, ratio)) - self.prompt_scale)
+            scale = self.prompt_scale
+            ratio = prompt_tokens / booked * scale
+            ratio = 8.0 if ratio > 8.0 else ratio if ratio > 0.125 else 0.125
+            self.prompt_scale = scale + LEARN_PROMPT * (ratio - scale)
         self._num_finished += 1
         if self._is_estimating and self._num_finished >= self._recalibrate_at:
             self._recalibrate_at += min(self._recalibrate_at, RECALIBRATE_EVERY)
@@ -310,7 +312,6 @@ class Ledger:
         if self.books is not None:
             signals = self.books.place(self.index, self._names, signals)
         self.signals, self._replicas, self._streams = signals, replicas, streams
-        self._waiting_of = signals[WAITING]
         self._sim.num_replicas = count
         self._sim.signals = signals.ctypes.data
         self._sim.replicas = replicas.ctypes.data

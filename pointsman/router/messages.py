@@ -9,6 +9,8 @@ import json
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+import msgspec
+
 Headers = list[tuple[bytes, bytes]]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -62,19 +64,16 @@ class Head:
         self.special = dict(headers)  # the last of each name; those that matter are checked to be single
         self.is_http_10 = is_http_10
         self.keep_alive = keep_alive
-        self.passed_on: bytes | None = None  # the lines that replicas get, once they were asked for
+        self.passed_on = b""  # the lines that replicas get, once they are known
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One request of a client, complete with its body."""
 
-    __slots__ = ("body", "head", "keep_alive", "refusal")
-
-    def __init__(self, head: Head, body: bytes = b"") -> None:
-        self.head = head
-        self.body = body
-        self.keep_alive = head.keep_alive
-        self.refusal: Answer | None = None
+    head: Head
+    body: bytes = b""
+    keep_alive: bool = True  # as things stand; the head says what the client wished
+    refusal: Answer | None = None
 
 
 class AnswerHead:

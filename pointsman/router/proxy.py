@@ -30,7 +30,7 @@ from pointsman.router.messages import (
 )
 from pointsman.router.metrics import NO_REPLICA, Exposition, Metrics
 from pointsman.router.recording import Recorder
-from pointsman.router.replicas import Registry, Replica
+from pointsman.router.replicas import Registry
 from pointsman.router.service import Job, Later
 
 _METRICS = b"/metrics"
@@ -130,7 +130,14 @@ class Proxy:
             self.metrics.requests[NO_REPLICA, facts.status] += 1
             client.answer(facts)
             return None
-        exchange = Exchange(self, client, request, self._request_id(head), facts, priority)
+        if not head.passed_on:
+            head.passed_on = b"".join(forwarded_headers(head.headers, self._dropped)) + self._added
+        given = head.special.get(b"x-request-id")
+        if given is not None and _REQUEST_ID.match(given):
+            request_id = given.decode()
+        else:
+            request_id = f"{self._id_prefix}-{next(self._ids)}"
+        exchange = Exchange(self, client, request, request_id, facts, priority)
         self.active.add(exchange)
         self.dispatcher.submit(exchange)
         return exchange
@@ -144,23 +151,6 @@ class Proxy:
         self.metrics.num_clients -= 1
 
     # --- what exchanges say ---
-
-    def request_head(self, request: Request, replica: Replica, request_id: str) -> bytes:
-        head = request.head
-        if head.passed_on is None:
-            head.passed_on = b"".join(forwarded_headers(head.headers, self._dropped)) + self._added
-        length = b""
-        if request.body or head.method in (b"POST", b"PUT", b"PATCH"):
-            length = b"content-length: %d\r\n" % len(request.body)
-        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n\r\n" % (
-            head.method,
-            replica.prefix,
-            head.target,
-            replica.host,
-            head.passed_on,
-            length,
-            request_id.encode(),
-        )
 
     def ended(
         self,
@@ -245,12 +235,6 @@ class Proxy:
         for replica in self.registry:
             models = (replica.models or {}) | models
         return json_answer({"object": "list", "data": list(models.values())})
-
-    def _request_id(self, head: Head) -> str:
-        given = head.special.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.match(given):
-            return given.decode()
-        return f"{self._id_prefix}-{next(self._ids)}"
 
 
 def _with(answer: Answer, name: bytes, value: bytes) -> Answer:

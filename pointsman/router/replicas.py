@@ -13,6 +13,7 @@ from pointsman.router.config import Backend, Settings, parse_url
 from pointsman.router.contract import Ledger
 from pointsman.router.upstream import Pool
 
+_MAX_MODELS = 1000
 _MIN_SHARE = 0.05  # of a replica that has just returned
 
 
@@ -79,7 +80,8 @@ class Registry:
         self.accepting: list[Replica] = []
         self._returning: list[Replica] = []
         self._probing: list[Replica] = []
-        self._slots_without: dict[str, frozenset[int]] = {}
+        # By model, what `excluded` says of a first attempt while nobody returns or is tried out.
+        self.usually_excluded: dict[str | None, Collection[int]] = {}
         self.on_change: list[Callable[[Replica, str], None]] = []
         self.random = random.Random()
 
@@ -128,19 +130,12 @@ class Registry:
 
     # --- what happened to a replica ---
 
-    def took(self, replica: Replica) -> None:
-        replica.num_outstanding += 1
-        replica.num_sent += 1
-
-    def released(self, replica: Replica) -> None:
+    def released(self, replica: Replica, has_succeeded: bool) -> None:
+        """It has a request less."""
         replica.num_outstanding -= 1
         if replica.is_leaving:
             self._part(replica)
-
-    def succeeded(self, replica: Replica) -> None:
-        before = replica.breaker.state
-        replica.breaker.succeeded()
-        if replica.breaker.state != before:
+        if has_succeeded and replica.breaker.succeeded():
             replica.returned_at = monotonic()
             self._changed(replica, "breaker closed")
 
@@ -164,7 +159,7 @@ class Registry:
     def set_models(self, replica: Replica, models: dict[str, Any]) -> None:
         if models != replica.models:
             replica.models = models
-            self._slots_without.clear()
+            self.usually_excluded.clear()
 
     def tick(self, now: float) -> None:
         for replica in self:
@@ -204,8 +199,11 @@ class Registry:
 
     def excluded(self, model: str | None, tried: Collection[int], now: float) -> Collection[int]:
         """Slots that may not get this request."""
-        excluded: Collection[int] = self._without(model) if model is not None else ()
+        excluded = self._without(model) if model is not None else frozenset()
         if not tried and not self._returning and not self._probing:
+            if len(self.usually_excluded) > _MAX_MODELS:  # clients may ask for any name
+                self.usually_excluded.clear()
+            self.usually_excluded[model] = excluded
             return excluded
         slots = {*excluded, *tried, *(r.slot for r in self._probing if r.num_outstanding > 0)}
         slow_start_s = self._settings.reliability.slow_start_s
@@ -227,13 +225,9 @@ class Registry:
         return any(other is not replica and other.slot not in excluded for other in self.accepting)
 
     def _without(self, model: str) -> frozenset[int]:
-        if model not in self._slots_without:
-            if len(self._slots_without) > 1000:  # clients may ask for any name
-                self._slots_without.clear()
-            self._slots_without[model] = frozenset(
-                slot for slot, r in self.by_slot.items() if r.models is not None and model not in r.models
-            )
-        return self._slots_without[model]
+        return frozenset(
+            slot for slot, r in self.by_slot.items() if r.models is not None and model not in r.models
+        )
 
     def part_with_idle(self) -> None:
         """Those that leave, and have nothing to do anywhere any more."""
@@ -253,7 +247,7 @@ class Registry:
         if is_present and is_accepting != replica.is_accepting:
             self._ledger.set_accepting(replica.slot, is_accepting)
         replica.is_accepting = is_accepting
-        self._slots_without.clear()
+        self.usually_excluded.clear()
         self.accepting = [r for r in self.by_slot.values() if r.is_accepting]
         self._probing = [r for r in self.accepting if r.breaker.state == HALF_OPEN]
         self._returning = [r for r in self.by_slot.values() if r.returned_at is not None]

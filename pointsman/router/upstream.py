@@ -11,7 +11,7 @@ from typing import Protocol, cast
 import httptools
 
 from pointsman.router.config import Address, Limits
-from pointsman.router.heads import Heads
+from pointsman.router.heads import Heads, split
 from pointsman.router.messages import EVENT_STREAM, LOAD_REPORT, AnswerHead, Headers, passed_to_client
 from pointsman.router.sockets import no_delay
 
@@ -91,15 +91,17 @@ class UpstreamConnection(asyncio.Protocol):
             self._pool.forget(self)
             self._transport.abort()
             return
+        whole = None
         if not self._has_answered:
-            if not self._is_for_head and (known := self._heads.find(data)) is not None:
+            whole = split(data) if not self._is_for_head else None
+            if whole is not None and (head := self._heads.get(whole[0])) is not None:
                 self._release()
-                receiver.on_whole(*known)
+                receiver.on_whole(head, whole[1])
                 return
         elif self._is_between_chunks and (size := _chunk(data)):
             receiver.on_chunk(data, data[-2 - size : -2])
             return
-        is_first, self._has_answered = not self._has_answered, True
+        self._has_answered = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -108,8 +110,8 @@ class UpstreamConnection(asyncio.Protocol):
                 return
             self._is_excessive = True
         self._is_between_chunks = self._is_between_chunks and data.endswith(b"\r\n")
-        if is_first and self._is_complete:
-            self._remember(data)
+        if whole is not None and self._is_complete:
+            self._remember(whole[0])
         if self._is_head_complete and not self._is_head_told:
             self._is_head_told = True
             receiver.on_head(self._status, self._reason, self._headers, self._length)
@@ -193,8 +195,7 @@ class UpstreamConnection(asyncio.Protocol):
     def send(
         self,
         receiver: Receiver,
-        head: bytes,
-        body: bytes,
+        message: bytes,
         *,
         is_for_head: bool = False,
         is_last: bool = False,
@@ -204,7 +205,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver = receiver
         self._num_sent += 1
         self._is_for_head = is_for_head
-        self._transport.write(head + body)
+        self._transport.write(message)
 
     def abort(self) -> None:
         """Nobody waits for this response any more. The server sees it and stops its work."""
@@ -221,15 +222,15 @@ class UpstreamConnection(asyncio.Protocol):
     def resume(self) -> None:
         self._transport.resume_reading()
 
-    def _remember(self, data: bytes) -> None:
+    def _remember(self, key: bytes) -> None:
         """The next response like this one needs no parser."""
-        is_good = 200 <= self._status < 300 and self._status != 204 and not self._is_for_head
+        is_good = 200 <= self._status < 300 and self._status != 204
         if not is_good or not self._keeps_alive or self._is_excessive:
             return
         names = dict(self._headers)
         if LOAD_REPORT not in names and not names.get(b"content-type", b"").startswith(EVENT_STREAM):
             lines = b"".join(passed_to_client(self._headers))
-            self._heads.add(data, AnswerHead(self._status, self._reason, self._headers, lines))
+            self._heads.remember(key, AnswerHead(self._status, self._reason, self._headers, lines))
 
     def _release(self) -> None:
         """The response is complete: back to the pool, if the connection can be used again."""
