@@ -1,0 +1,225 @@
+"""Heads that were seen before: the shortcut must never see another request than the parser would."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httptools
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.router.heads import Heads, split
+from pointsman.router.upstream import _chunk
+from tests.router import mock as replies
+from tests.router.harness import cluster, post, run
+from tests.router.mock import Heard, Mock, ok
+
+LINES = st.sampled_from(
+    [
+        b"host: a",
+        b"Content-Length: %d",
+        b"content-length: %d",
+        b"content-length: %d",
+        b"content-length: 5",
+        b"x-content-length: %d",
+        b"x: content-length: %d",
+        b"content-length:5",
+        b"content-length: 05",
+        b"content-length: 55",
+        b"x-content-length: 5",
+        b"x: content-length: 5",
+        b"transfer-encoding: chunked",
+        b"connection: close",
+        b" content-length: 5",
+        b"",
+    ]
+)
+BODIES = st.sampled_from(
+    [b"", b"12345", b"123\r\n", b"x" * 55, b"\r\n\r\n5", b"5\r\n12345\r\n0\r\n\r\n", b"GET"]
+)
+
+
+class Parsed:
+    """What the parser makes of some bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = b""
+        self.num_messages = self.num_complete = 0
+        self.is_wrong = False
+        self.parser = httptools.HttpRequestParser(self)
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.is_wrong = True
+
+    def on_message_begin(self) -> None:
+        self.num_messages += 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_body(self, part: bytes) -> None:
+        self.body += part
+
+    def on_message_complete(self) -> None:
+        self.num_complete += 1
+
+    @property
+    def is_one(self) -> bool:
+        return not self.is_wrong and self.num_messages == self.num_complete == 1
+
+    @property
+    def other_headers(self) -> list[tuple[bytes, bytes]]:
+        return [line for line in self.headers if line[0] != b"content-length"]
+
+
+@settings(max_examples=1500, deadline=None)
+@given(lines=st.lists(LINES, max_size=4), first=BODIES, second=BODIES)
+def test_the_same_key_means_the_same_request(lines: list[bytes], first: bytes, second: bytes) -> None:
+    """What the parser found to be one whole request says how all with its key are to be read."""
+
+    def message(body: bytes) -> bytes:
+        filled = [line % len(body) if b"%d" in line else line for line in lines]
+        return b"\r\n".join([b"POST / HTTP/1.1", *filled]) + b"\r\n\r\n" + body
+
+    learned, seen = Parsed(message(first)), Parsed(message(second))
+    wholes = split(message(first)), split(message(second))
+    if wholes[0] is None or wholes[1] is None or wholes[0][0] != wholes[1][0] or not learned.is_one:
+        return
+    assert learned.body == wholes[0][1]
+    assert seen.is_one
+    assert seen.body == wholes[1][1]
+    assert learned.other_headers == seen.other_headers
+
+
+def test_a_length_that_only_looks_like_one_is_no_key() -> None:
+    def message(head: bytes, body: bytes) -> bytes:
+        return b"POST / HTTP/1.1\r\nhost: a\r\n" + head + b"\r\n\r\n" + body
+
+    assert split(message(b"content-length: 5", b"12345")) is not None
+    assert split(message(b"content-length: 55", b"12345")) is None, "more is to come"
+    assert split(message(b"x-content-length: 5", b"12345")) is None
+    assert split(message(b"x: content-length: 5", b"12345")) is None
+    assert split(message(b"content-length: 5", b"123456")) is None, "and the next request"
+    a, b = (split(message(b"x: %d\r\ncontent-length: 5" % n, b"12345")) for n in (5, 6))
+    assert a is not None and b is not None and a[0] != b[0], "no other number is left out"
+
+
+def test_memory_is_bounded() -> None:
+    heads: Heads[int] = Heads()
+    for n in range(5000):
+        heads.remember(b"%d" % n, n)
+    assert 0 < len(heads) <= 1024
+    heads.remember(b"x" * 5000, 1)
+    assert b"x" * 5000 not in heads
+
+
+def test_requests_and_answers_like_those_before_are_passed_on_alike() -> None:
+    """The first of its kind goes through the parsers, the others do not; nobody can tell."""
+
+    async def echo(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+        await replies.respond(writer, 200, request.body[::-1])
+
+    async def scenario() -> None:
+        async with cluster(echo) as c, c.wire() as wire:
+            answers = []
+            for n in range(6):
+                await wire.send(post({"messages": [], "n": "x" * n}))
+                answers.append(await wire.answer())
+            heard = c.mocks[0].heard
+            assert len(c.router.proxy.heads) == 1 and len(next(iter(c.router.registry)).pool.heads) == 1
+            for answer, request in zip(answers, heard, strict=True):
+                assert answer.body == request.body[::-1]
+                assert answer.headers.keys() == answers[0].headers.keys()
+                assert [name for name, _ in request.headers] == [name for name, _ in heard[0].headers]
+                assert request.header("content-length") == str(len(request.body))
+            assert len({answer.headers["x-request-id"] for answer in answers}) == 6
+
+    run(scenario)
+
+
+def test_a_known_head_does_not_let_a_large_body_pass() -> None:
+    async def scenario() -> None:
+        async with cluster(ok, limits={"max_body_bytes": 60}) as c, c.wire() as wire:
+            for _ in range(2):
+                await wire.send(post({"messages": []}))
+                assert (await wire.answer()).status == 200
+            await wire.send(post({"messages": [], "n": "x" * 60}))
+            assert (await wire.answer()).status == 413
+
+    run(scenario)
+
+
+def test_a_known_head_with_part_of_a_body_or_more_than_it_goes_through_the_parser() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c, c.wire() as wire:
+            message = post({"messages": []})
+            for _ in range(2):
+                await wire.send(message)
+                assert (await wire.answer()).status == 200
+            await wire.send(message[:-3])
+            await asyncio.sleep(0.02)
+            await wire.send(message[-3:] + message + message[:-1])
+            assert [(await wire.answer()).status for _ in range(2)] == [200, 200]
+            await wire.send(message[-1:])
+            assert (await wire.answer()).status == 200
+            assert len(c.mocks[0].heard) == 5
+
+    run(scenario)
+
+
+def test_a_key_is_asked_for_again_where_it_is_another() -> None:
+    """A head is remembered with its key; a head without it, or with a wrong one, is another head."""
+    from pointsman.router.keys import Keys
+
+    async def scenario() -> None:
+        async with cluster(ok, keys=Keys(["right"])) as c:
+            plain = post({"messages": []})
+            good = plain.replace(b"host:", b"authorization: Bearer right\r\nhost:", 1)
+            bad = plain.replace(b"host:", b"authorization: Bearer wrong\r\nhost:", 1)
+            assert good != plain != bad
+            for message, status in ((good, 200), (good, 200), (bad, 401), (plain, 401), (bad, 401)):
+                assert (await c.ask(message)).status == status
+
+    run(scenario)
+
+
+def test_a_chunk_is_passed_on_as_it_is_only_if_it_is_one() -> None:
+    assert _chunk(b"5\r\n12345\r\n") == 5
+    assert _chunk(b"1a\r\n" + b"x" * 26 + b"\r\n") == 26
+    for other in (
+        b"5\r\n1234\r\n",
+        b"5\r\n123456\r\n",
+        b"05\r\n12345\r\n",
+        b"5;a=b\r\n12345\r\n",
+        b"0\r\n\r\n",
+        b"5\r\n12345\r\n0\r\n\r\n",
+        b"5\r\n12345",
+        b"x\r\n12345\r\n",
+        b"+5\r\n12345\r\n",
+        b"\r\n",
+        b"",
+    ):
+        assert not _chunk(other), other
+
+
+def test_chunks_arrive_whole_however_they_were_cut() -> None:
+    async def scenario() -> None:
+        payload = [b"data: %d\n\n" % n for n in range(30)]
+        wire_bytes = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in payload) + b"0\r\n\r\n"
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        for size in (1, 2, 3, 5, 13, 14, 15, 28, 200):
+
+            async def cut(mock: Mock, request: Heard, writer: asyncio.StreamWriter, size: int = size) -> None:
+                data = head + wire_bytes
+                for start in range(0, len(data), size):
+                    writer.write(data[start : start + size])
+                    await writer.drain()
+                    await asyncio.sleep(0)
+
+            async with cluster(cut) as c:
+                answer = await c.ask(post({"messages": [], "stream": True}))
+                assert answer.is_whole and answer.body == b"".join(payload), size
+
+    run(scenario)
