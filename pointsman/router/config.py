@@ -43,6 +43,12 @@ class Holding(Spec):
 
 class Reliability(Spec):
     max_retries: int = Field(default=2, ge=0, description="on other replicas, before the first byte")
+    hedge_after_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="a stream without a first token for so long is asked of a second replica too; "
+        "the first to answer serves it; null: never",
+    )
     breaker_failures: int = Field(default=3, gt=0, description="in a row open the breaker of a replica")
     breaker_open_s: float = Field(
         default=5.0, gt=0, description="until a probe; doubles with each failed one"

@@ -17,9 +17,11 @@ from pointsman.router.contract import NO_SESSION
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.facts import Facts, read_usage
 from pointsman.router.health import read_load
+from pointsman.router.hedging import WON, Hedge
 from pointsman.router.messages import (
     EVENT_STREAM,
     LOAD_REPORT,
+    RETRIED_STATUSES,
     Answer,
     AnswerHead,
     Headers,
@@ -34,8 +36,6 @@ from pointsman.router.upstream import UpstreamConnection
 if TYPE_CHECKING:
     from pointsman.router.proxy import Proxy
 
-# 500 too: a replica whose engine has died answers it.
-_RETRIED_STATUSES = frozenset((500, 502, 503, 504))
 _DONE = b"[DONE]"
 _WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 
@@ -52,6 +52,8 @@ class Exchange:
     _dialling: asyncio.Task[None] | None = None
     _connection: UpstreamConnection | None = None
     _explanation: bytes | None = None
+    hedge: Hedge | None = None
+    _was_hedged = False
     _is_paused = False
     # Of the answer.
     first_byte_at: float | None = None
@@ -117,10 +119,15 @@ class Exchange:
         self._dialling = None
         self._connection = connection
         self._moved_at = monotonic()
-        replica, body, head = self._replica, self._request.body, self._request.head
-        assert replica is not None
+        assert self._replica is not None
+        is_for_head = self._request.head.method == b"HEAD"
+        connection.send(self, self.message(self._replica), is_for_head=is_for_head)
+
+    def message(self, replica: Replica) -> bytes:
+        """The request as this replica gets it."""
+        body, head = self._request.body, self._request.head
         length = b"content-length: %d\r\n" % len(body) if body or head.method in _WITH_LENGTH else b""
-        message = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n\r\n%b" % (
+        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n\r\n%b" % (
             head.method,
             replica.prefix,
             head.target,
@@ -130,14 +137,15 @@ class Exchange:
             self.request_id.encode(),
             body,
         )
-        connection.send(self, message, is_for_head=head.method == b"HEAD")
 
     def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
         replica = self._replica
         assert replica is not None
         self._moved_at = now = monotonic()
         self._status = status
-        if status in _RETRIED_STATUSES:
+        if self.hedge is not None:
+            self.hedge.cancel()
+        if status in RETRIED_STATUSES:
             self._proxy.registry.failed(replica, now)
             if self._can_retry():
                 assert self._connection is not None
@@ -177,6 +185,8 @@ class Exchange:
 
     def on_whole(self, head: AnswerHead, data: bytes) -> None:
         self._status = head.status
+        if self.hedge is not None:
+            self.hedge.cancel()
         self._completed(data[-8192:])
         self._client.pass_on(head, self._own_lines(), data)
 
@@ -191,7 +201,7 @@ class Exchange:
             proxy.ledger.finished(self._handle, now, prompt_tokens, output_tokens)
         else:
             proxy.ledger.failed(self._handle, now)
-        proxy.registry.released(replica, has_succeeded=status not in _RETRIED_STATUSES)
+        proxy.registry.released(replica, has_succeeded=status not in RETRIED_STATUSES)
         if output_tokens is None:
             output_tokens = max(0, self._num_tokens)
         outcome = "completed" if status < 400 else "error"
@@ -202,6 +212,8 @@ class Exchange:
         assert replica is not None
         now = monotonic()
         self._dialling = self._connection = None
+        if self.hedge is not None:
+            self.hedge.cancel()
         if not is_stale:
             self._proxy.registry.failed(replica, now)
         if self._has_head:
@@ -249,11 +261,13 @@ class Exchange:
         """Called a few times a second."""
         if self._connection is None or self._is_paused:
             return
-        limits = self._proxy.settings.limits
-        limit_s = limits.idle_timeout_s if self._has_head else limits.first_byte_timeout_s
-        if now - self._moved_at > limit_s:
+        settings, waited_s = self._proxy.settings, now - self._moved_at
+        limits, hedge_after_s = settings.limits, settings.reliability.hedge_after_s
+        if waited_s > (limits.idle_timeout_s if self._has_head else limits.first_byte_timeout_s):
             self._stop()
             self.on_failure(self._proxy.TOO_LATE, is_stale=False)
+        elif hedge_after_s is not None and waited_s > hedge_after_s:
+            self._send_to_another(now)
 
     def give_up(self) -> None:
         """The router stops before the answer has come."""
@@ -298,7 +312,35 @@ class Exchange:
         self._proxy.metrics.retries[reason] += 1
         self._proxy.dispatcher.resubmit(self)
 
+    def _send_to_another(self, now: float) -> None:
+        """A second copy, if this is a stream without its first token, and there is another replica."""
+        if self._has_head or self._was_hedged or not self._streams or self._replica is None:
+            return
+        registry, ledger = self._proxy.registry, self._proxy.ledger
+        tried = (*self.tried, self._replica.slot)
+        replica = registry.least_outstanding(registry.excluded(self.model, tried, now))
+        if replica is None:
+            return
+        self._was_hedged = True
+        handle = ledger.sent(replica.slot, self.prompt_tokens, now, self._streams, self.session)
+        replica.num_outstanding += 1
+        replica.num_sent += 1
+        self.hedge = Hedge(self._proxy, self, replica, handle)
+
+    def take_over(self, hedge: Hedge) -> None:
+        """The second copy is answered first."""
+        self.hedge = None
+        self._stop()
+        self._let_go(monotonic())
+        self._proxy.metrics.hedges[WON] += 1
+        self._replica, self.replica_name, self._handle = hedge.replica, hedge.replica.name, hedge.handle
+        self._connection = hedge.connection
+        if self._is_paused and self._connection is not None:
+            self._connection.pause()
+
     def _stop(self) -> None:
+        if self.hedge is not None:
+            self.hedge.cancel()
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling = None

@@ -34,6 +34,8 @@ HOP_BY_HOP = frozenset(
 )
 
 
+# A request that gets one of them may be tried elsewhere; 500 too: a replica whose engine has died answers it.
+RETRIED_STATUSES = frozenset((500, 502, 503, 504))
 LOAD_REPORT = b"endpoint-load-metrics"
 EVENT_STREAM = b"text/event-stream"
 _KEPT_FROM_CLIENTS = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-pointsman-decision"}

@@ -35,6 +35,7 @@ _COUNTERS = (
     "requests",
     "decisions",
     "retries",
+    "hedges",
     "fallbacks",
     "tokens",
     "shadow_decisions",
@@ -83,6 +84,7 @@ class Metrics:
         self.requests: Counter[tuple[str, int]] = Counter()  # by replica and status
         self.decisions: Counter[tuple[str, str]] = Counter()  # by policy and replica
         self.retries: Counter[str] = Counter()
+        self.hedges: Counter[str] = Counter()  # by outcome
         self.fallbacks: Counter[str] = Counter()
         self.tokens: Counter[tuple[str, str]] = Counter()  # by replica and kind
         self.shadow_decisions: Counter[str] = Counter()
@@ -199,6 +201,7 @@ class Exposition:
         yield _counter(
             "retries", "Requests sent again to another replica", ["reason"], _single(metrics.retries)
         )
+        yield _counter("hedges", "Second copies of requests", ["outcome"], _single(metrics.hedges))
         yield _counter("fallbacks", "Decisions taken from the policy", ["reason"], _single(metrics.fallbacks))
         yield _counter("tokens", "Tokens read and written", ["replica", "kind"], metrics.tokens.items())
         if self._shadow is not None:

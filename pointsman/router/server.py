@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -131,8 +132,13 @@ class Router:
         self.log.event("stopped")
 
     async def _tick(self) -> None:
-        limits = self.settings.limits
-        shortest_s = min(limits.request_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
+        limits, hedge_after_s = self.settings.limits, self.settings.reliability.hedge_after_s
+        shortest_s = min(
+            limits.request_timeout_s,
+            limits.first_byte_timeout_s,
+            limits.idle_timeout_s,
+            math.inf if hedge_after_s is None else hedge_after_s,
+        )
         while True:
             await asyncio.sleep(min(_TICK_S, shortest_s / 4))
             now = monotonic()

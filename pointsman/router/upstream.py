@@ -121,10 +121,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self._is_head_complete and not self._is_head_told:
             self._is_head_told = True
             receiver.on_head(self._status, self._reason, self._headers, self._length)
-        if self._chunks and self._receiver is receiver:
+            receiver = self._receiver
+        if self._chunks and receiver is not None:
             chunks, self._chunks = self._chunks, []
             receiver.on_body(chunks[0] if len(chunks) == 1 else b"".join(chunks))
-        if self._receiver is receiver:
+        if receiver is not None and self._receiver is receiver:
             if self._is_complete:
                 self._release()
                 receiver.on_complete()
@@ -214,6 +215,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_sent += 1
         self._is_for_head = is_for_head
         self._transport.write(message)
+
+    def hand_over(self, receiver: Receiver) -> None:
+        """What is still to come goes to another."""
+        self._receiver = receiver
 
     def abort(self) -> None:
         """Nobody waits for this response any more. The server sees it and stops its work."""
