@@ -39,7 +39,6 @@ from pointsman.router.messages import (
 )
 from pointsman.router.service import Job, Service
 from pointsman.router.sockets import no_delay
-from pointsman.router.turns import Turn, this_turn
 
 _NUM_PROBES = 3
 _LINGER_S = 1.0
@@ -56,7 +55,6 @@ class ClientConnection(asyncio.Protocol):
         self._heads = service.heads
         self._limits = limits
         self._transport: asyncio.Transport
-        self._turn: Turn
         self._parser = httptools.HttpRequestParser(self)
         self._is_parsing = True
         self._refusal: Answer | None = None
@@ -92,14 +90,10 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._turn = this_turn()
         no_delay(transport)
         self._service.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        self._turn.add(self._read, self._transport, data)
-
-    def _read(self, data: bytes) -> None:
         if not self._is_parsing:
             return
         whole = split(data) if self._current is None and not self._is_receiving else None
@@ -125,7 +119,6 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
 
     def eof_received(self) -> bool:
-        self._turn.finish()
         self._is_parsing = False
         self._is_half_closed = True
         if self._current is None and not self._ready:
@@ -145,7 +138,6 @@ class ClientConnection(asyncio.Protocol):
             self._job.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._turn.finish()
         self._is_lost = True
         self._is_parsing = False
         self._ready.clear()

@@ -14,7 +14,6 @@ from pointsman.router.config import Address, Limits
 from pointsman.router.heads import Heads, split
 from pointsman.router.messages import EVENT_STREAM, LOAD_REPORT, AnswerHead, Headers, passed_to_client
 from pointsman.router.sockets import no_delay
-from pointsman.router.turns import Turn, this_turn
 
 _TIMED_OUT = "timed out"
 
@@ -53,7 +52,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool = pool
         self._heads = pool.heads
         self._transport: asyncio.Transport
-        self._turn: Turn
         self._parser = httptools.HttpResponseParser(self)
         self._receiver: Receiver | None = None
         self._num_sent = 0
@@ -85,13 +83,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._turn = this_turn()
         no_delay(transport)
 
     def data_received(self, data: bytes) -> None:
-        self._turn.add(self._read, self._transport, data)
-
-    def _read(self, data: bytes) -> None:
         receiver = self._receiver
         if receiver is None:  # nobody asked
             self._pool.forget(self)
@@ -133,11 +127,9 @@ class UpstreamConnection(asyncio.Protocol):
                 receiver.on_read()
 
     def eof_received(self) -> bool:
-        self._turn.finish()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._turn.finish()
         self._pool.forget(self)
         receiver, self._receiver = self._receiver, None
         if receiver is None:
