@@ -97,11 +97,11 @@ class _Client(Receiver):
         self._is_retried = False
 
     def start(self) -> None:
-        connection = self._load.pool.take()
-        if connection is None:
-            self._load.pool.dial(self)
+        pool = self._load.pool
+        if pool.idle:
+            self.on_connected(pool.idle.pop())
         else:
-            self.on_connected(connection)
+            pool.dial(self)
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         connection.send(self, self._message)

@@ -56,6 +56,7 @@ entry_point = partial(jit.entry_point, files=(*jit.KERNEL_FILES, *_FILES))
 
 TO_PLACE = 0  # row of the request that a decision is about
 SCRAPE_LIMIT_S = 5.0  # gauges older than this say nothing any more
+NUM_STEPS = 256  # kept for calibration.py
 FORGET_S = 10.0  # nor do the steps and first tokens of a replica that has had nothing to do for so long
 
 # What the router keeps of a replica beside the simulator's record.
@@ -65,6 +66,8 @@ STREAMS = np.dtype(
         ("num_tokens", "i8"),
         ("num_silent", "i8"),  # waiting requests that do not stream
         ("scraped_at", "f8"),  # when the server's gauges were last read
+        ("steps", "i8"),  # [2, NUM_STEPS] f8: streams that decoded and length of the last steps; 0: not kept
+        ("num_steps", "i8"),  # that were ever written there
     ],
     align=True,
 )
@@ -144,6 +147,17 @@ def add_tokens(sim, streams, k, num_tokens):
     stream.num_tokens += num_tokens
 
 
+@kernel
+def keep_step(sim, streams, k, step_s):
+    stream = streams_at(streams, k)
+    if stream.steps != 0:
+        steps = float_table(stream.steps, 2, NUM_STEPS)
+        at = stream.num_steps % NUM_STEPS
+        steps[0, at] = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)[DECODING, k]
+        steps[1, at] = step_s
+        stream.num_steps += 1
+
+
 @entry_point
 def record_first_token(sims, streams, i, now):
     sim = sim_at(sims, 0)
@@ -160,7 +174,7 @@ def record_first_token(sims, streams, i, now):
 
 @entry_point
 def record_tokens(sims, streams, i, num_tokens, now):
-    """-> the length of the step that brought them; 0 if another stream's token has told of it.
+    """More tokens of a request that has its first; they end a step, unless another stream's token has.
 
     All streams of a replica get a token in each step, and the average is one of steps. The token ends a new
     step if the one before it came no earlier than the last step that was booked.
@@ -170,15 +184,14 @@ def record_tokens(sims, streams, i, num_tokens, now):
     request = request_at(sim.requests, i)
     k = request.replica
     replica = replica_at(sim.replicas, k)
-    step_s = 0.0
     if request.last_token_at >= replica.last_step_at and now > request.last_token_at:
         step_s = (now - request.last_token_at) / num_tokens
         book_step(sim, k, step_s)
         replica.last_step_at = now
+        keep_step(sim, streams, k, step_s)
     request.last_token_at = now
     request.processed += num_tokens
     add_tokens(sim, streams, k, num_tokens)
-    return step_s
 
 
 @entry_point

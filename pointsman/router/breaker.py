@@ -14,9 +14,11 @@ class Breaker:
         self._open_s = settings.breaker_open_s
         self._until = 0.0
         self.state = CLOSED
+        self.is_calm = True  # closed, and the last request has succeeded
 
     def failed(self, now: float) -> None:
         self._num_failures += 1
+        self.is_calm = False
         if self.state == HALF_OPEN:
             self._open_s = min(2 * self._open_s, self._settings.breaker_max_open_s)
             self._open(now)
@@ -26,6 +28,7 @@ class Breaker:
     def succeeded(self) -> bool:
         """Whether that closed it. Successes that were under way when it opened do not."""
         self._num_failures = 0
+        self.is_calm = self.state != OPEN
         if self.state != HALF_OPEN:
             return False
         self.state = CLOSED

@@ -28,6 +28,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pointsman.errors import InputError
+from pointsman.router.booking import NUM_STEPS
 from pointsman.simulator.hardware import Dtype
 from pointsman.simulator.plan import CALIBRATION_DECODES, CALIBRATION_PREFILL_TOKENS, plan_replicas
 from pointsman.simulator.spec import ClusterSpec
@@ -113,6 +114,15 @@ class Estimator:
         self._prefills: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._capacities: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._is_news = False
+        self.latest_steps = np.zeros((2, NUM_STEPS))  # written by the books
+        self._num_steps = 0  # read of those
+
+    def read_steps(self, num_written: int) -> None:
+        """Take what is new in `latest_steps`, where `num_written` were written in turn."""
+        for number in range(max(self._num_steps, num_written - NUM_STEPS), num_written):
+            num_decoding, step_s = self.latest_steps[:, number % NUM_STEPS].tolist()
+            self.saw_step(int(num_decoding), step_s)
+        self._num_steps = num_written
 
     def saw_step(self, num_decoding: int, step_s: float) -> None:
         batch_class = min(NUM_BATCH_CLASSES - 1, max(1, num_decoding).bit_length() - 1)

@@ -87,8 +87,9 @@ class Exchange:
         self.generates = facts.generates
 
     @property
-    def path(self) -> bytes:
-        return self._request.head.path
+    def path(self) -> str:
+        path: str = self._request.head.wish.path
+        return path
 
     # --- what the dispatcher says ---
 
@@ -97,14 +98,13 @@ class Exchange:
         self._replica = replica
         self.replica_name = replica.name
         self._moved_at = now = monotonic()
-        if b"x-pointsman-decision" in self._request.head.special:  # before the request is booked
+        if self._request.head.wish.is_explained:  # before the request is booked
             self._explanation = json.dumps(proxy.chooser.explain(), default=str).encode()
         self._handle = proxy.ledger.sent(replica.slot, self.prompt_tokens, now, self._streams, self.session)
         replica.num_outstanding += 1
         replica.num_sent += 1
-        connection = replica.pool.take()
-        if connection is not None:
-            self.on_connected(connection)
+        if replica.pool.idle:
+            self.on_connected(replica.pool.idle.pop())
         else:
             self._dialling = replica.pool.dial(self)
 
@@ -132,7 +132,7 @@ class Exchange:
             replica.prefix,
             head.target,
             replica.host,
-            head.passed_on,
+            head.wish.passed_on,
             length,
             self.request_id.encode(),
             body,
@@ -366,7 +366,7 @@ class Exchange:
             num_events -= 1
         if self.first_byte_at is None:
             self.first_byte_at = now
-            self._num_tokens = -1 if self.path.endswith(b"/chat/completions") else 0
+            self._num_tokens = -1 if self.path.endswith("/chat/completions") else 0
             self._proxy.ledger.first_token(self._handle, now)
             self._proxy.dispatcher.wake()
         num_before = self._num_tokens

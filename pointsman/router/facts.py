@@ -6,11 +6,12 @@ Prompt lengths are estimated from text without a tokenizer; the ledger corrects 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from pointsman.router.messages import Answer, Request, refusal
+from pointsman.router.messages import Answer, Head, refusal
 
 _BYTES_PER_TOKEN = 4  # of English text
 _TOKENS_PER_MESSAGE = 4  # of the chat template
@@ -67,23 +68,46 @@ _decoders = {
 _GENERATING = _decoders.keys() - {b"/v1/embeddings"}
 
 
-def read_facts(request: Request) -> Facts | Answer:
-    """Answer: why the request is refused."""
-    head = request.head
-    session = head.special.get(b"x-session-id")
-    session_text = session.decode("latin-1") if session else None
-    if head.method != b"POST":
-        return Facts(session=session_text)
-    raw = request.body
-    decode = _decoders.get(head.path)
-    if decode is None:
-        if not head.special.get(b"content-type", b"").startswith(b"application/json"):
-            return Facts(prompt_tokens=1 + len(raw) // _BYTES_PER_TOKEN, session=session_text)
-        decode = _decode_body
+class Wish(msgspec.Struct, frozen=True, gc=False):
+    """What the head of a request says of it."""
+
+    path: str
+    decode: Callable[[bytes], Any] | None  # its body; None: that is not JSON
+    generates: bool
+    session: str | None
+    request_id: bytes | None
+    priority: bytes | None
+    is_explained: bool  # the decision, in the answer
+    passed_on: bytes  # the header lines that replicas get
+
+
+def read_wish(head: Head, passed_on: bytes) -> Wish:
+    get = head.special.get
+    decode = None
+    if head.method == b"POST":
+        is_json = get(b"content-type", b"").startswith(b"application/json")
+        decode = _decoders.get(head.path) or (_decode_body if is_json else None)
+    session = get(b"x-session-id")
+    return Wish(
+        head.path.decode("latin-1"),
+        decode,
+        decode is not None and head.path in _GENERATING,
+        session.decode("latin-1") if session else None,
+        get(b"x-request-id"),
+        get(b"x-pointsman-priority"),
+        b"x-pointsman-decision" in head.special,
+        passed_on,
+    )
+
+
+def read_facts(wish: Wish, raw: bytes) -> Facts | Answer:
+    """Of a body; Answer: why the request is refused."""
+    if wish.decode is None:
+        return Facts(prompt_tokens=1 + len(raw) // _BYTES_PER_TOKEN, session=wish.session)
     try:
         if not raw.isascii():
             raw.decode()  # what is skipped is not checked to be UTF-8 otherwise
-        body: Any = decode(raw)
+        body: Any = wish.decode(raw)
         kind = type(body)
         if kind is _Chat:
             prompt_tokens = _chat_tokens(body.messages)
@@ -95,10 +119,8 @@ def read_facts(request: Request) -> Facts | Answer:
         return refusal(400, f"the body is wrong: {error}")
     except (ValueError, RecursionError):  # a DecodeError is a ValueError
         return refusal(400, "the body is not valid JSON in UTF-8")
-    if session_text is None and type(body.user) is str:
-        session_text = body.user
-    generates = head.path in _GENERATING
-    return Facts(body.model, body.stream is True, 1 + prompt_tokens, session_text, generates)
+    session = body.user if wish.session is None and type(body.user) is str else wish.session
+    return Facts(body.model, body.stream is True, 1 + prompt_tokens, session, wish.generates)
 
 
 def _chat_tokens(messages: list[_Message]) -> int:

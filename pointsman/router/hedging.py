@@ -27,9 +27,8 @@ class Hedge(Receiver):
         self.handle = handle  # in the books
         self.connection: UpstreamConnection | None = None
         self._dialling: asyncio.Task[None] | None = None
-        connection = replica.pool.take()
-        if connection is not None:
-            self.on_connected(connection)
+        if replica.pool.idle:
+            self.on_connected(replica.pool.idle.pop())
         else:
             self._dialling = replica.pool.dial(self)
 

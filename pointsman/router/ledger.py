@@ -21,7 +21,6 @@ from pointsman.router.sharing import MAX_REPLICAS, Books
 from pointsman.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
-    DECODING,
     KV_CAPACITY_TOKENS,
     MAX_PROMPT_TOKENS,
     NUM_SIGNALS,
@@ -118,13 +117,15 @@ class Ledger:
         self._slots.append(slot)
         self._names.append(name)
         self._known.append(known)
-        self._estimators.append(None if len(known) == 4 else Estimator())
+        estimator = None if len(known) == 4 else Estimator()
+        self._estimators.append(estimator)
         self._place_tables([*range(row), NOBODY])
         replica, streams = self._replicas[row], self._streams[row]
         replica.waiting_head = replica.waiting_tail = NOBODY
         replica.last_step_at = replica.rate_since = self._now
         replica.is_accepting = 1
         streams.scraped_at = streams.tokens_at = self._now
+        streams.steps = 0 if estimator is None else estimator.latest_steps.ctypes.data
         self.signals[SCRAPED_AT, row] = self._now
         self.signals[ACCEPTING, row] = 1.0
         self._recount()
@@ -196,12 +197,7 @@ class Ledger:
         if self._states[handle] != OPEN or count < 1:
             return
         self._now = now
-        step_s = booking.record_tokens(self._sims_at, self._streams_at, handle, count, now)
-        if step_s > 0.0 and self._is_estimating:
-            row = self._replica_of[handle]
-            estimator = self._estimators[row]
-            if estimator is not None:
-                estimator.saw_step(int(self.signals[DECODING, row]), step_s)
+        booking.record_tokens(self._sims_at, self._streams_at, handle, count, now)
 
     def finished(
         self, handle: int, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
@@ -225,8 +221,9 @@ class Ledger:
         self._num_finished += 1
         if self._is_estimating and self._num_finished >= self._recalibrate_at:
             self._recalibrate_at += min(self._recalibrate_at, RECALIBRATE_EVERY)
-            for estimator in self._estimators:
+            for estimator, stream in zip(self._estimators, self._streams, strict=True):
                 if estimator is not None:
+                    estimator.read_steps(int(stream.num_steps))
                     estimator.forget_if_old()
             self._calibrate()
 

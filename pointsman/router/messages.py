@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 class Head:
     """What a request says before its body. Several requests may have the same."""
 
-    __slots__ = ("headers", "is_http_10", "keep_alive", "method", "passed_on", "path", "special", "target")
+    __slots__ = ("headers", "is_http_10", "keep_alive", "method", "path", "special", "target", "wish")
 
     def __init__(
         self, method: bytes, target: bytes, headers: Headers, is_http_10: bool, keep_alive: bool
@@ -66,7 +66,7 @@ class Head:
         self.special = dict(headers)  # the last of each name; those that matter are checked to be single
         self.is_http_10 = is_http_10
         self.keep_alive = keep_alive
-        self.passed_on = b""  # the lines that replicas get, once they are known
+        self.wish: Any = None  # what the service made of it, for the next request with this head
 
 
 class Request(msgspec.Struct, eq=False):

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from itertools import count
+from time import time
 from typing import Any
 
 from pointsman.router.chooser import Chooser
@@ -14,11 +15,11 @@ from pointsman.router.config import Settings
 from pointsman.router.contract import Ledger
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.exchange import Exchange
-from pointsman.router.facts import Facts, read_facts
+from pointsman.router.facts import Facts, read_facts, read_wish
 from pointsman.router.heads import Heads
 from pointsman.router.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
 from pointsman.router.keys import Keys
-from pointsman.router.logs import Log
+from pointsman.router.logs import Log, RequestLine, microseconds
 from pointsman.router.messages import (
     HOP_BY_HOP,
     Answer,
@@ -121,20 +122,20 @@ class Proxy:
             else:
                 client.answer(local())
             return None
-        facts = read_facts(request)
-        asked = head.special.get(b"x-pointsman-priority")
-        priority = NORMAL if asked is None else PRIORITIES.get(asked.lower(), UNKNOWN)
+        wish = head.wish
+        if wish is None:
+            passed_on = b"".join(forwarded_headers(head.headers, self._dropped)) + self._added
+            wish = head.wish = read_wish(head, passed_on)
+        facts = read_facts(wish, request.body)
+        priority = NORMAL if wish.priority is None else PRIORITIES.get(wish.priority.lower(), UNKNOWN)
         if priority == UNKNOWN:
             facts = refusal(400, "x-pointsman-priority is none of high, normal, low")
         if not isinstance(facts, Facts):
             self.metrics.requests[NO_REPLICA, facts.status] += 1
             client.answer(facts)
             return None
-        if not head.passed_on:
-            head.passed_on = b"".join(forwarded_headers(head.headers, self._dropped)) + self._added
-        given = head.special.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.match(given):
-            request_id = given.decode()
+        if wish.request_id is not None and _REQUEST_ID.match(wish.request_id):
+            request_id = wish.request_id.decode()
         else:
             request_id = f"{self._id_prefix}-{next(self._ids)}"
         exchange = Exchange(self, client, request, request_id, facts, priority)
@@ -174,6 +175,7 @@ class Proxy:
         a row."""
         metrics, log, recorder = self.metrics, self._log, self._recorder
         uncounted, self._uncounted = self._uncounted, []
+        at = microseconds(time())
         for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
             arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
             ttft_s = first - arrived_at if first is not None else None
@@ -185,18 +187,22 @@ class Proxy:
                     metrics.tokens[replica, "output"] += output_tokens
                 if recorder is not None:
                     recorder.add(arrived_at, prompt_tokens, output_tokens, exchange.session_name, outcome)
-            log.request(
-                exchange.request_id,
-                exchange.path,
-                status,
-                replica,
-                ttft_s,
-                e2e_s,
-                prompt_tokens,
-                output_tokens,
-                exchange.num_retries,
-                outcome,
-            )
+            if log.has_requests:
+                log.request(
+                    RequestLine(
+                        at,
+                        exchange.request_id,
+                        exchange.path,
+                        status,
+                        outcome,
+                        replica,
+                        None if ttft_s is None else microseconds(ttft_s),
+                        microseconds(e2e_s),
+                        prompt_tokens,
+                        output_tokens,
+                        exchange.num_retries,
+                    )
+                )
 
     # --- what the clock says ---
 

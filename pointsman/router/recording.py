@@ -12,9 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+import msgspec
+
 from pointsman.errors import InputError
+from pointsman.router.logs import microseconds
 
 _MAX_BUFFERED = 1000
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+class _Line(msgspec.Struct, gc=False):
+    arrived_at: float  # seconds since recording began
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    session_id: str | None
+    outcome: str
 
 
 @dataclass(frozen=True)
@@ -42,24 +54,21 @@ class Recorder:
         self._file = recording.path.open("ab", buffering=0)
         self._started_at = recording.started_at
         self._salt = recording.salt
-        self._lines: list[str] = []
+        self._lines: list[_Line] = []
 
     def add(
         self, arrived_at: float, prompt_tokens: int, output_tokens: int, session: str | None, outcome: str
     ) -> None:
-        since_start_s = max(0.0, arrived_at - self._started_at)
-        session_id = f'"{self._hash(session)}"' if session else "null"
-        self._lines.append(
-            f'{{"arrived_at":{since_start_s:.6f},"num_prefill_tokens":{prompt_tokens or 1}'
-            f',"num_decode_tokens":{output_tokens or 1},"session_id":{session_id},"outcome":"{outcome}"}}\n'
-        )
+        since_start_s = microseconds(max(0.0, arrived_at - self._started_at))
+        session_id = self._hash(session) if session else None
+        self._lines.append(_Line(since_start_s, prompt_tokens or 1, output_tokens or 1, session_id, outcome))
         if len(self._lines) > _MAX_BUFFERED:
             self.flush()
 
     def flush(self) -> None:
         if self._lines:
             lines, self._lines = self._lines, []
-            self._file.write("".join(lines).encode())
+            self._file.write(_encode_lines(lines))
 
     def close(self) -> None:
         self.flush()

@@ -135,7 +135,7 @@ class Registry:
         replica.num_outstanding -= 1
         if replica.is_leaving:
             self._part(replica)
-        if has_succeeded and replica.breaker.succeeded():
+        if has_succeeded and not replica.breaker.is_calm and replica.breaker.succeeded():
             replica.returned_at = monotonic()
             self._changed(replica, "breaker closed")
 

@@ -246,7 +246,8 @@ class UpstreamConnection(asyncio.Protocol):
         if is_wanted and not self._is_last and self._transport.is_reading():
             if has_parsed:
                 self._reset()
-            self._pool.put(self)
+            self.idle_since = monotonic()
+            self._pool.idle.append(self)
         else:
             self._pool.forget(self)
             self._transport.abort()
@@ -269,17 +270,13 @@ class Pool:
         self._tls = (
             tls if tls is not None else ssl.create_default_context() if address.scheme == "https" else None
         )
-        self._idle: deque[UpstreamConnection] = deque()
+        self.idle: deque[UpstreamConnection] = deque()  # use the last: the others may grow old
         self._open: set[UpstreamConnection] = set()
         self._dialling: set[asyncio.Task[None]] = set()
 
     @property
     def num_open(self) -> int:
         return len(self._open)
-
-    def take(self) -> UpstreamConnection | None:
-        """An idle connection, the one used last: the others may grow old."""
-        return self._idle.pop() if self._idle else None
 
     def dial(self, receiver: Receiver) -> asyncio.Task[None]:
         """Open a new connection; the receiver is told. Cancel the task when it is no longer wanted."""
@@ -305,18 +302,14 @@ class Pool:
         self._open.add(connection)
         return connection
 
-    def put(self, connection: UpstreamConnection) -> None:
-        connection.idle_since = monotonic()
-        self._idle.append(connection)
-
     def forget(self, connection: UpstreamConnection) -> None:
         self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
 
     def close_old(self, now: float) -> None:
-        while self._idle and now - self._idle[0].idle_since > self._limits.upstream_keep_alive_s:
-            self._idle.popleft().close()
+        while self.idle and now - self.idle[0].idle_since > self._limits.upstream_keep_alive_s:
+            self.idle.popleft().close()
 
     def close(self) -> None:
         for task in list(self._dialling):
