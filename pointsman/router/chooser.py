@@ -24,7 +24,6 @@ PROBE = "probe"
 _NUM_REMEMBERED = 500
 HELD = "hold"
 
-Question = tuple[int, float, int, float, Collection[int], int]  # what `Decider.choose` takes
 Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
 Shadow = tuple[Replica | str | None, bool]
 
@@ -62,6 +61,7 @@ class Chooser:
         self._registry = registry
         self._source = source
         self._settings = settings
+        self._max_decision_s = settings.max_decision_s  # a field of a Spec takes long to read
         self._metrics = metrics
         self._log = log
         self._num_failures = 0
@@ -97,15 +97,14 @@ class Chooser:
     ) -> Replica | None:
         """None: hold it. At least one replica must be neither excluded nor out of service."""
         started = monotonic()
-        asked = (request.prompt_tokens, waited_s, queue_size, started, excluded, request.session)
         by = self.policy
         took_s = None
         if started < self._suspended_until:
             found: Replica | str | None = "suspended"
         else:
-            found = self._ask(self._decider, asked)
+            found = self._ask(self._decider, request, waited_s, queue_size, started, excluded)
             took_s = monotonic() - started
-            if took_s > self._settings.max_decision_s and not isinstance(found, str):
+            if took_s > self._max_decision_s and not isinstance(found, str):
                 found = "slow"
             if isinstance(found, str):
                 self._failed(found, started)
@@ -117,7 +116,7 @@ class Chooser:
             found = self._registry.least_outstanding(excluded)
         shadow = None
         if self._shadow is not None:
-            other = self._ask(self._shadow, asked)
+            other = self._ask(self._shadow, request, waited_s, queue_size, started, excluded)
             shadow = (other, other is found)
         self._remember(request, waited_s, queue_size, by, found, took_s, shadow)
         return found
@@ -139,10 +138,20 @@ class Chooser:
                 about["why"] = f"no explanation: {type(error).__name__}"
         return about
 
-    def _ask(self, decider: Decider, asked: Question) -> Replica | str | None:
+    def _ask(
+        self,
+        decider: Decider,
+        request: Placed,
+        waited_s: float,
+        queue_size: int,
+        now: float,
+        excluded: Collection[int],
+    ) -> Replica | str | None:
         """-> the replica, None to hold, or what is wrong with the answer."""
         try:
-            action = decider.choose(*asked)
+            action = decider.choose(
+                request.prompt_tokens, waited_s, queue_size, now, excluded, request.session
+            )
         except Exception as error:
             return f"exception {type(error).__name__}"
         if action == 0:
@@ -152,7 +161,7 @@ class Chooser:
         replica = self._registry.by_slot.get(action - 1)
         if replica is None:
             return "out of range"
-        if not replica.is_accepting or replica.slot in asked[4]:
+        if not replica.is_accepting or replica.slot in excluded:
             return "replica not allowed"
         return replica
 

@@ -54,6 +54,7 @@ class ClientConnection(asyncio.Protocol):
         self._service = service
         self._heads = service.heads
         self._limits = limits
+        self._max_body_bytes = limits.max_body_bytes  # a field of a Spec takes long to read
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._is_parsing = True
@@ -100,7 +101,7 @@ class ClientConnection(asyncio.Protocol):
         if whole is not None:
             key, body = whole
             head = self._heads.get(key)
-            if head is not None and len(body) <= self._limits.max_body_bytes:
+            if head is not None and len(body) <= self._max_body_bytes:
                 self._start(Request(head, body))
                 return
         was_in_head = self._is_in_head

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,12 +16,8 @@ from pointsman.router.messages import Answer, Head, refusal
 _BYTES_PER_TOKEN = 4  # of English text
 _TOKENS_PER_MESSAGE = 4  # of the chat template
 _USAGE = b'"usage":'
-_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
-# As vLLM writes them.
-_BOTH_TOKENS = re.compile(
-    rb'"usage":\s*{\s*"prompt_tokens":\s*(\d+),(?:\s*"total_tokens":\s*\d+,)?\s*"completion_tokens":\s*(\d+)'
-)
-_OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,12})(?!\d)')
+_OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,12})(?!\d)')
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
@@ -57,6 +53,15 @@ class _Input(_Body, kw_only=True):
     input: str | list[Any]
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: _Count
+    completion_tokens: _Count | None = None
+
+
+_decode_usage = msgspec.json.Decoder(_Usage).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
 _decoders = {
     b"/v1/chat/completions": msgspec.json.Decoder(_Chat).decode,
@@ -157,9 +162,12 @@ def read_usage(tail: bytes) -> tuple[int | None, int | None]:
     start = tail.rfind(_USAGE)
     if start < 0:
         return None, None
-    both = _BOTH_TOKENS.match(tail, start)
-    if both is not None:
-        return int(both[1]), int(both[2])
+    try:
+        usage = _decode_usage(tail[start + len(_USAGE) : tail.find(b"}", start) + 1])
+    except msgspec.DecodeError:  # it holds other objects, or is not all there
+        pass
+    else:
+        return usage.prompt_tokens, usage.completion_tokens
     prompt = _PROMPT_TOKENS.search(tail, start)
     output = _OUTPUT_TOKENS.search(tail, start)
     return int(prompt[1]) if prompt else None, int(output[1]) if output else None

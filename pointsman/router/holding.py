@@ -44,6 +44,7 @@ class Dispatcher:
         self._registry = registry
         self._chooser = chooser
         self._settings = settings
+        self._max_hold_s = settings.max_hold_s  # a field of a Spec takes long to read
         self._metrics = metrics
         self._queues: tuple[deque[Waiting], ...] = tuple(deque() for _ in PRIORITIES)
         self._is_wake_planned = False
@@ -117,11 +118,11 @@ class Dispatcher:
             return True
         waited_s = now - request.arrived_at
         queue_size = self.num_held + 1
-        if (probed := registry.to_probe(excluded)) is not None:
+        if registry.probing and (probed := registry.to_probe(excluded)) is not None:
             self._chooser.probed(request, waited_s, queue_size, probed)
             request.send(probed)
             return True
-        must_send = waited_s >= self._settings.max_hold_s
+        must_send = waited_s >= self._max_hold_s
         replica = self._chooser.choose(request, waited_s, queue_size, excluded, must_send)
         if replica is None:
             return False

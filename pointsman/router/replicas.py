@@ -79,7 +79,7 @@ class Registry:
         self.by_slot: dict[int, Replica] = {}
         self.accepting: list[Replica] = []
         self._returning: list[Replica] = []
-        self._probing: list[Replica] = []
+        self.probing: list[Replica] = []
         # By model, what `excluded` says of a first attempt while nobody returns or is tried out.
         self.usually_excluded: dict[str | None, Collection[int]] = {}
         self.on_change: list[Callable[[Replica, str], None]] = []
@@ -189,9 +189,7 @@ class Registry:
 
     def to_probe(self, excluded: Collection[int]) -> Replica | None:
         """A replica whose breaker is half-open: the next request that could still go elsewhere tries it."""
-        if not self._probing:
-            return None
-        for replica in self._probing:
+        for replica in self.probing:
             is_free = replica.num_outstanding == 0 and replica.slot not in excluded
             if is_free and self._has_other(replica, excluded):
                 return replica
@@ -200,12 +198,12 @@ class Registry:
     def excluded(self, model: str | None, tried: Collection[int], now: float) -> Collection[int]:
         """Slots that may not get this request."""
         excluded = self._without(model) if model is not None else frozenset()
-        if not tried and not self._returning and not self._probing:
+        if not tried and not self._returning and not self.probing:
             if len(self.usually_excluded) > _MAX_MODELS:  # clients may ask for any name
                 self.usually_excluded.clear()
             self.usually_excluded[model] = excluded
             return excluded
-        slots = {*excluded, *tried, *(r.slot for r in self._probing if r.num_outstanding > 0)}
+        slots = {*excluded, *tried, *(r.slot for r in self.probing if r.num_outstanding > 0)}
         slow_start_s = self._settings.reliability.slow_start_s
         for replica in self._returning:
             share = (now - (replica.returned_at or 0.0)) / slow_start_s if slow_start_s else 1.0
@@ -249,7 +247,7 @@ class Registry:
         replica.is_accepting = is_accepting
         self.usually_excluded.clear()
         self.accepting = [r for r in self.by_slot.values() if r.is_accepting]
-        self._probing = [r for r in self.accepting if r.breaker.state == HALF_OPEN]
+        self.probing = [r for r in self.accepting if r.breaker.state == HALF_OPEN]
         self._returning = [r for r in self.by_slot.values() if r.returned_at is not None]
         for listener in self.on_change:
             listener(replica, what)
