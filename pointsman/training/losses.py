@@ -3,9 +3,10 @@
 The behaviour policy is softmax(logits / temperature) over the legal actions, mixed with a share epsilon of
 the uniform one. No torch.distributions: it takes longer than the network.
 
-The losses are one compiled pass over a minibatch. In PyTorch's operations (`tests/training/twin.py`) they are
-about 250 calls on arrays of a few thousand numbers, as long as the network itself; so the slopes are written
-out here. With z = logits / temperature, p = softmax(z), b = (1 - epsilon) p_a + epsilon / num_legal, and
+The losses are compiled. In PyTorch's operations (`tests/training/twin.py`) they are about 250 calls on arrays
+of a few thousand numbers, as long as the network itself; so the slopes are written out here, for both ways to
+run a network.
+With z = logits / temperature, p = softmax(z), b = (1 - epsilon) p_a + epsilon / num_legal, and
 r = b / old b:
 
     -min(r A, clip(r) A)        by log b:   -r A, or 0 past the clip on the good side
@@ -20,23 +21,27 @@ Letters: B decisions, A actions. Illegal actions have logits of -1e9.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pointsman.training.layers import compiled
-
 if TYPE_CHECKING:
-    from pointsman.training.minibatches import Minibatch
     from pointsman.training.networks import Output
-    from pointsman.training.ppo import Knobs
 
 Array = NDArray[Any]
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 ILLEGAL = -1e9
+
+
+def compiled(function: Kernel) -> Kernel:
+    fast = {"contract", "reassoc", "nsz"}
+    kernel: Kernel = numba.njit(function, cache=True, nogil=True, error_model="numpy", fastmath=fast)
+    return kernel
 
 
 def policy_logp(logits: Tensor, temperature: float) -> Tensor:
@@ -99,42 +104,47 @@ class Terms(NamedTuple):
     imitation_loss: float
 
 
+class Losses(NamedTuple):
+    """What is minimised: how much each loss counts."""
+
+    temperature: float
+    epsilon: float
+    clip: float
+    entropy_coef: float
+    kl_coef: float
+    kl_ref_coef: float
+    imitation_coef: float
+    value_coef: float
+    clip_value: float  # inf: off
+    highest_entropy: float  # above this mean, the entropy bonus has no slope
+
+
+class Rows(NamedTuple):
+    """What the losses of decisions depend on beside the network."""
+
+    actions: Array  # [B] int64
+    scalars: Array  # [4, B] float32: old_logp, advantages, returns, old_values
+    action_mask: Array  # [B, A] bool
+    ref_logits: Array  # [B, A] float32, or [0, A]: no reference
+    teacher_actions: Array  # [B] int64, -1 or illegal: no advice; or [0]: no teacher
+
+
 class Gradients(NamedTuple):
     terms: Tensor  # [10] as `Terms`
     logits: Tensor  # [B, A] slope of the loss
     values: Tensor  # [B] slope of the loss
 
 
-def loss_gradients(
-    output: Output,
-    rows: Minibatch,
-    knobs: Knobs,
-    value_coef: float,
-    clip_value: float | None = None,
-    highest_entropy: float = math.inf,
-) -> Gradients:
-    """The losses of a minibatch; above a mean of `highest_entropy`, the entropy bonus has no slope."""
+def loss_gradients(output: Output, rows: Rows, losses: Losses) -> Gradients:
+    """The losses of a minibatch."""
     slopes = Gradients(
         torch.empty(len(Terms._fields)), torch.empty_like(output.logits), torch.empty_like(output.value)
     )
-    _losses(
+    _minibatch_losses(
         output.logits.detach().numpy(),
         output.value.detach().numpy(),
-        rows.actions.numpy(),
-        rows.action_mask.numpy(),
-        rows.scalars.numpy(),
-        _or_empty(rows.ref_logits, np.empty((0, 0), np.float32)),
-        _or_empty(rows.teacher_actions, np.empty(0, np.int64)),
-        knobs.temperature,
-        knobs.epsilon,
-        knobs.clip,
-        knobs.entropy_coef,
-        knobs.kl_coef,
-        knobs.kl_ref_coef,
-        knobs.imitation_coef,
-        value_coef,
-        math.inf if clip_value is None else clip_value,
-        highest_entropy,
+        rows,
+        losses,
         slopes.terms.numpy(),
         slopes.logits.numpy(),
         slopes.values.numpy(),
@@ -142,147 +152,197 @@ def loss_gradients(
     return slopes
 
 
-def _or_empty(tensor: Tensor | None, empty: Array) -> Array:
-    return empty if tensor is None else tensor.numpy()
-
-
 @compiled
-def _log_softmax(logits: Array, mask: Array, temperature: float, out: Array) -> None:
-    """[A] over the legal actions; the others get -1e9."""
-    highest = -np.inf
-    for j in range(len(out)):
-        if mask[j]:
-            highest = max(highest, logits[j] / temperature)
-    total = 0.0
-    for j in range(len(out)):
-        if mask[j]:
-            total += np.exp(logits[j] / temperature - highest)
-    log_total = highest + np.log(total)
-    for j in range(len(out)):
-        out[j] = logits[j] / temperature - log_total if mask[j] else ILLEGAL
-
-
-@compiled
-def _losses(
+def _minibatch_losses(
     logits: Array,
     values: Array,
-    actions: Array,
-    mask: Array,
-    scalars: Array,
-    ref_logits: Array,
-    teacher_actions: Array,
-    temperature: float,
-    epsilon: float,
-    clip: float,
-    entropy_coef: float,
-    kl_coef: float,
-    kl_ref_coef: float,
-    imitation_coef: float,
-    value_coef: float,
-    clip_value: float,
-    highest_entropy: float,
+    rows: Rows,
+    losses: Losses,
     terms: Array,
     slope_logits: Array,
     slope_values: Array,
 ) -> None:
-    num_rows, num_actions = logits.shape
-    has_reference, has_teacher = len(ref_logits) > 0, len(teacher_actions) > 0
-    logp = np.empty((num_rows, num_actions))
-    entropies = np.empty(num_rows)
-    entropy = log_legal = 0.0
-    num_advice = 0
-    for i in range(num_rows):
-        _log_softmax(logits[i], mask[i], temperature, logp[i])
-        sum_plogp, num_legal = 0.0, 0
-        for j in range(num_actions):
-            if mask[i, j]:
-                sum_plogp += np.exp(logp[i, j]) * logp[i, j]
-                num_legal += 1
-        entropies[i] = -sum_plogp
-        entropy -= sum_plogp
-        log_legal += np.log(num_legal)
-        if has_teacher and teacher_actions[i] >= 0 and mask[i, teacher_actions[i]]:
-            num_advice += 1
-    entropy /= num_rows
-    entropy_slope = -entropy_coef / num_rows if entropy <= highest_entropy else 0.0
-    imitation_slope = imitation_coef / max(num_advice, 1)
+    num = len(values)
+    sums = np.zeros(NUM_SUMS)
+    num_advice = num_advised(rows, np.arange(num))
+    add_losses(logits, values, rows, num, num, num_advice, losses, True, sums, slope_logits, slope_values)
+    if is_bonus_off(sums, num, losses):
+        sums[:] = 0.0
+        add_losses(
+            logits, values, rows, num, num, num_advice, losses, False, sums, slope_logits, slope_values
+        )
+    finish_terms(sums, num, num_advice, losses, terms)
 
-    pg_loss = v_loss = kl = num_clipped = ratio_error = kl_ref = imitation = 0.0
-    ref_logp = np.empty(num_actions)
-    for i in range(num_rows):
-        old_logp, advantage, target, old_value = scalars[0, i], scalars[1, i], scalars[2, i], scalars[3, i]
-        action = actions[i]
-        log_b, slope_b = logp[i, action], 1.0
-        if epsilon > 0.0:
-            num_legal = 0
-            for j in range(num_actions):
-                num_legal += mask[i, j]
-            share = (1.0 - epsilon) * np.exp(log_b)
-            b = share + epsilon / num_legal
+
+@compiled
+def _log_softmax(logits: Array, mask: Array, temperature: float, logp: Array, p: Array) -> None:
+    """[A] log-probabilities and probabilities of the legal actions; the others get -1e9 and 0."""
+    highest = -np.inf
+    for j in range(len(mask)):
+        if mask[j]:
+            highest = max(highest, logits[j] / temperature)
+    total = 0.0
+    for j in range(len(mask)):
+        p[j] = np.exp(logits[j] / temperature - highest) if mask[j] else 0.0
+        total += p[j]
+    log_total = highest + np.log(total)
+    for j in range(len(mask)):
+        p[j] /= total
+        logp[j] = logits[j] / temperature - log_total if mask[j] else ILLEGAL
+
+
+@compiled
+def draw_action(
+    logits: Array, mask: Array, temperature: float, epsilon: float, chance: float
+) -> tuple[int, float]:
+    """What `sample` does, for one decision: an action and its log-probability; chance in [0, 1)."""
+    logp, share = np.empty(len(mask)), np.empty(len(mask))
+    _log_softmax(logits, mask, temperature, logp, share)
+    num_legal = mask.sum()
+    total = 0.0
+    for j in range(len(mask)):
+        if mask[j]:
+            share[j] = (1.0 - epsilon) * share[j] + epsilon / num_legal
+            total += share[j]
+    action, so_far = 0, 0.0
+    for j in range(len(mask)):
+        # The last legal action with a share takes what rounding leaves over.
+        if share[j] > 0.0:
+            action = j
+            so_far += share[j]
+            if so_far > chance * total:
+                break
+    return action, np.log(share[action]) if epsilon > 0.0 else logp[action]
+
+
+@compiled
+def num_advised(rows: Rows, index: Array) -> int:
+    """How many of the decisions at `index` have a teacher's advice."""
+    num = 0
+    if len(rows.teacher_actions) > 0:
+        for i in index:
+            advice = rows.teacher_actions[i]
+            num += advice >= 0 and rows.action_mask[i, advice]
+    return num
+
+
+# Sums over decisions, added up piece by piece.
+_PG, _V, _ENTROPY, _LOG_LEGAL, _KL, _CLIPPED, _RATIO_ERROR, _KL_REF, _IMITATION, NUM_SUMS = range(10)
+
+
+@compiled
+def add_losses(
+    logits: Array,
+    values: Array,
+    rows: Rows,
+    num: int,
+    num_total: int,
+    num_advice: int,
+    losses: Losses,
+    has_bonus: bool,
+    sums: Array,
+    slope_logits: Array,
+    slope_values: Array,
+) -> None:
+    """Slopes of the first `num` decisions of `rows`, which are part of a minibatch of `num_total`."""
+    num_actions = logits.shape[1]
+    has_reference, has_teacher = len(rows.ref_logits) > 0, len(rows.teacher_actions) > 0
+    entropy_slope = -losses.entropy_coef / num_total if has_bonus else 0.0
+    logp, p = np.empty(num_actions), np.empty(num_actions)
+    ref_logp, unused = np.empty(num_actions), np.empty(num_actions)
+    for i in range(num):
+        mask, action = rows.action_mask[i], rows.actions[i]
+        _log_softmax(logits[i], mask, losses.temperature, logp, p)
+        entropy, num_legal = 0.0, 0
+        for j in range(num_actions):
+            if mask[j]:
+                entropy -= p[j] * logp[j]
+                num_legal += 1
+        sums[_ENTROPY] += entropy
+        sums[_LOG_LEGAL] += np.log(num_legal)
+
+        log_b, slope_b = logp[action], 1.0
+        if losses.epsilon > 0.0:
+            share = (1.0 - losses.epsilon) * np.exp(log_b)
+            b = share + losses.epsilon / num_legal
             log_b, slope_b = np.log(b), share / b
-        log_ratio = log_b - old_logp
+        log_ratio, advantage = log_b - rows.scalars[0, i], rows.scalars[1, i]
         ratio = np.exp(log_ratio)
-        gain, clipped_gain = ratio * advantage, min(max(ratio, 1.0 - clip), 1.0 + clip) * advantage
-        slope_action = kl_coef * (ratio - 1.0)
+        gain = ratio * advantage
+        clipped_gain = min(max(ratio, 1.0 - losses.clip), 1.0 + losses.clip) * advantage
+        slope_action = losses.kl_coef * (ratio - 1.0)
         if gain > clipped_gain:
-            pg_loss -= clipped_gain
+            sums[_PG] -= clipped_gain
         else:  # not `<=`: a NaN must show
-            pg_loss -= gain
+            sums[_PG] -= gain
             slope_action -= gain
-        slope_action *= slope_b / num_rows
-        kl += ratio - 1.0 - log_ratio
+        slope_action *= slope_b / num_total
+        sums[_KL] += ratio - 1.0 - log_ratio
         off = abs(ratio - 1.0)
-        num_clipped += off > clip
-        ratio_error = off if not off <= ratio_error else ratio_error
+        sums[_CLIPPED] += off > losses.clip
+        sums[_RATIO_ERROR] = off if not off <= sums[_RATIO_ERROR] else sums[_RATIO_ERROR]
 
         row_kl = 0.0
         if has_reference:
-            _log_softmax(ref_logits[i], mask[i], temperature, ref_logp)
+            _log_softmax(rows.ref_logits[i], mask, losses.temperature, ref_logp, unused)
             for j in range(num_actions):
-                if mask[i, j]:
-                    row_kl += np.exp(logp[i, j]) * (logp[i, j] - ref_logp[j])
-            kl_ref += row_kl
-        advice = -1
-        if has_teacher and teacher_actions[i] >= 0 and mask[i, teacher_actions[i]]:
-            advice = teacher_actions[i]
-            imitation -= logp[i, advice]
-        slope_advice = imitation_slope if advice >= 0 else 0.0
+                if mask[j]:
+                    row_kl += p[j] * (logp[j] - ref_logp[j])
+            sums[_KL_REF] += row_kl
+        advice, slope_advice = -1, 0.0
+        if has_teacher and rows.teacher_actions[i] >= 0 and mask[rows.teacher_actions[i]]:
+            advice, slope_advice = rows.teacher_actions[i], losses.imitation_coef / num_advice
+            sums[_IMITATION] -= logp[advice]
 
         for j in range(num_actions):
-            if not mask[i, j]:
+            if not mask[j]:
                 slope_logits[i, j] = 0.0
                 continue
-            p = np.exp(logp[i, j])
-            slope = (slope_advice - slope_action) * p - entropy_slope * p * (logp[i, j] + entropies[i])
+            slope = (slope_advice - slope_action) * p[j] - entropy_slope * p[j] * (logp[j] + entropy)
             if has_reference:
-                slope += kl_ref_coef / num_rows * p * (logp[i, j] - ref_logp[j] - row_kl)
+                slope += losses.kl_ref_coef / num_total * p[j] * (logp[j] - ref_logp[j] - row_kl)
             if j == action:
                 slope += slope_action
             if j == advice:
                 slope -= slope_advice
-            slope_logits[i, j] = slope / temperature
+            slope_logits[i, j] = slope / losses.temperature
 
+        target, old_value = rows.scalars[2, i], rows.scalars[3, i]
         error = values[i] - target
-        moved = min(max(values[i] - old_value, -clip_value), clip_value)
+        moved = min(max(values[i] - old_value, -losses.clip_value), losses.clip_value)
         near_error = old_value + moved - target
         if near_error * near_error > error * error:
-            v_loss += 0.5 * near_error * near_error
-            is_near = abs(values[i] - old_value) <= clip_value
-            slope_values[i] = value_coef * near_error / num_rows if is_near else 0.0
+            sums[_V] += 0.5 * near_error * near_error
+            is_near = abs(values[i] - old_value) <= losses.clip_value
+            slope_values[i] = losses.value_coef * near_error / num_total if is_near else 0.0
         else:
-            v_loss += 0.5 * error * error
-            slope_values[i] = value_coef * error / num_rows
+            sums[_V] += 0.5 * error * error
+            slope_values[i] = losses.value_coef * error / num_total
 
-    pg_loss, v_loss, kl, kl_ref = pg_loss / num_rows, v_loss / num_rows, kl / num_rows, kl_ref / num_rows
-    imitation /= max(num_advice, 1)
-    loss = pg_loss + value_coef * v_loss - entropy_coef * min(entropy, highest_entropy)
-    terms[0] = loss + kl_coef * kl + kl_ref_coef * kl_ref + imitation_coef * imitation
+
+@compiled
+def is_bonus_off(sums: Array, num_total: int, losses: Losses) -> bool:
+    """Whether slopes that were computed with an entropy bonus must be computed anew without it."""
+    return losses.entropy_coef != 0.0 and sums[_ENTROPY] / num_total > losses.highest_entropy
+
+
+@compiled
+def finish_terms(sums: Array, num_total: int, num_advice: int, losses: Losses, terms: Array) -> None:
+    """`Terms` from the sums over a whole minibatch."""
+    pg_loss, v_loss, entropy = sums[_PG] / num_total, sums[_V] / num_total, sums[_ENTROPY] / num_total
+    kl, kl_ref, imitation = (
+        sums[_KL] / num_total,
+        sums[_KL_REF] / num_total,
+        sums[_IMITATION] / max(num_advice, 1),
+    )
+    loss = pg_loss + losses.value_coef * v_loss - losses.entropy_coef * min(entropy, losses.highest_entropy)
+    terms[0] = loss + losses.kl_coef * kl + losses.kl_ref_coef * kl_ref + losses.imitation_coef * imitation
     terms[1] = pg_loss
     terms[2] = v_loss
     terms[3] = entropy
-    terms[4] = entropy * num_rows / max(log_legal, 1e-9)
+    terms[4] = sums[_ENTROPY] / max(sums[_LOG_LEGAL], 1e-9)
     terms[5] = kl
-    terms[6] = num_clipped / num_rows
-    terms[7] = ratio_error
+    terms[6] = sums[_CLIPPED] / num_total
+    terms[7] = sums[_RATIO_ERROR]
     terms[8] = kl_ref
     terms[9] = imitation

@@ -8,14 +8,16 @@ Letters: T steps, N environments, B = T * N decisions (time first: row t * N + n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pointsman.errors import InputError
+from pointsman.training.losses import Rows
 from pointsman.training.networks import TensorObservation
 
 if TYPE_CHECKING:
@@ -41,16 +43,6 @@ class Batch:
     )
     is_start: Tensor | None = None  # [B] bool, recurrent networks: an episode begins here
     num_envs: int = 1  # N, recurrent networks
-
-
-class Minibatch(NamedTuple):
-    """Rows of a `Batch`, gathered; see there."""
-
-    actions: Tensor
-    scalars: Tensor  # [4, b] float32: old_logp, advantages, returns, old_values
-    action_mask: Tensor
-    ref_logits: Tensor | None
-    teacher_actions: Tensor | None
 
 
 def shuffled(num_rows: int, size: int, generator: torch.Generator) -> Sequence[Tensor]:
@@ -81,62 +73,68 @@ def normalise_by_group(advantages: Tensor, groups: Tensor) -> Tensor:
     return (centred / (std[groups] + 1e-8)).float()
 
 
-class Minibatches:
-    """Gathers minibatches and runs the network on them: row by row, or through time if it is recurrent."""
+class Rollout:
+    """A `Batch` as passes take it, and the minibatches of it."""
 
-    def __init__(
-        self, spec: PpoSpec, network: PolicyNetwork, batch: Batch, generator: torch.Generator
-    ) -> None:
-        self.spec, self.network, self.batch, self.generator = spec, network, batch, generator
+    def __init__(self, spec: PpoSpec, batch: Batch) -> None:
+        self.spec, self.batch, self.observation = spec, batch, batch.observation
         advantages = batch.advantages.float()
         if spec.normalise_advantages == "group":
             if batch.groups is None:
                 raise ValueError("advantages normalised by group need Batch.groups")
             advantages = normalise_by_group(advantages, batch.groups)
-        # One tensor, so that one kernel gathers all four.
-        self.scalars = torch.stack(
-            (batch.old_logp.float(), advantages, batch.returns.float(), batch.old_values.float())
+        scalars = (batch.old_logp.float(), advantages, batch.returns.float(), batch.old_values.float())
+        num_actions = batch.observation.action_mask.shape[1]
+        self.rows = Rows(
+            batch.actions.numpy(),
+            torch.stack(scalars).numpy(),
+            batch.observation.action_mask.numpy(),
+            np.empty((0, num_actions), np.float32) if batch.ref_logits is None else batch.ref_logits.numpy(),
+            np.empty(0, np.int64) if batch.teacher_actions is None else batch.teacher_actions.numpy(),
         )
 
-    def epoch(self) -> Iterator[tuple[Output, Minibatch]]:
-        """What the network says of each minibatch, and its rows; in sequences if states were stored."""
-        return self._single() if self.batch.states is None else self._sequences()
+    @property
+    def is_scaled_by_minibatch(self) -> bool:
+        """Whether advantages are to have mean 0 and std 1 in each minibatch."""
+        return self.spec.normalise_advantages == "minibatch"
 
-    def _single(self) -> Iterator[tuple[Output, Minibatch]]:
-        for index in shuffled(len(self.batch.actions), self.spec.minibatch_size, self.generator):
-            yield self.network(self._observation(index)), self._rows(index)
-
-    def _sequences(self) -> Iterator[tuple[Output, Minibatch]]:
+    def epoch(self, generator: torch.Generator) -> Sequence[Tensor]:
+        """Every decision once: [b] each, or sequences [length, M] if states were stored."""
         batch, spec = self.batch, self.spec
-        if batch.states is None or batch.is_start is None:
-            raise ValueError("a recurrent network needs Batch.states, Batch.is_start and Batch.num_envs")
+        if batch.states is None:
+            return shuffled(len(batch.actions), spec.minibatch_size, generator)
         num_steps = len(batch.actions) // batch.num_envs
-        for index in shuffled_sequences(
-            num_steps, batch.num_envs, spec.sequence_length, spec.minibatch_size, self.generator
-        ):
-            flat = index.flatten()
-            observation = self._observation(flat)
-            output = self.network.forward_sequence(
-                TensorObservation(*(part.view(*index.shape, *part.shape[1:]) for part in observation)),
-                batch.states.index_select(0, index[0]),
-                batch.is_start.index_select(0, flat).view(index.shape),
-            )
-            logits, value = output.logits.reshape(len(flat), -1), output.value.reshape(-1)
-            yield output._replace(logits=logits, value=value), self._rows(flat)
+        return shuffled_sequences(
+            num_steps, batch.num_envs, spec.sequence_length, spec.minibatch_size, generator
+        )
 
-    def _observation(self, index: Tensor) -> TensorObservation:
-        return TensorObservation(*(part.index_select(0, index) for part in self.batch.observation))
+    def run(self, network: PolicyNetwork, index: Tensor) -> Output:
+        """What a network says of the decisions at `index`, flat; sequences are run through time."""
+        batch, flat = self.batch, index.flatten()
+        observation = TensorObservation(*(part.index_select(0, flat) for part in self.observation))
+        if batch.states is None:
+            output: Output = network(observation)
+            return output
+        if batch.is_start is None:
+            raise ValueError("a recurrent network needs Batch.states, Batch.is_start and Batch.num_envs")
+        output = network.forward_sequence(
+            TensorObservation(*(part.view(*index.shape, *part.shape[1:]) for part in observation)),
+            batch.states.index_select(0, index[0]),
+            batch.is_start.index_select(0, flat).view(index.shape),
+        )
+        return output._replace(logits=output.logits.flatten(0, 1), value=output.value.flatten())
 
-    def _rows(self, index: Tensor) -> Minibatch:
-        batch = self.batch
-        scalars = self.scalars.index_select(1, index)
-        if self.spec.normalise_advantages == "minibatch":
-            std, mean = torch.std_mean(scalars[1], correction=0)
-            scalars[1].sub_(mean).div_(std + 1e-8)
-        return Minibatch(
-            batch.actions.index_select(0, index),
+    def rows_at(self, index: Tensor) -> Rows:
+        """Copies, with advantages as they are to be used."""
+        at = index.numpy()
+        actions, scalars, action_mask, ref_logits, teacher_actions = self.rows
+        scalars = scalars[:, at]
+        if self.is_scaled_by_minibatch:
+            scalars[1] = (scalars[1] - scalars[1].mean()) / (scalars[1].std() + 1e-8)
+        return Rows(
+            actions[at],
             scalars,
-            batch.observation.action_mask.index_select(0, index),
-            None if batch.ref_logits is None else batch.ref_logits.index_select(0, index),
-            None if batch.teacher_actions is None else batch.teacher_actions.index_select(0, index),
+            action_mask[at],
+            ref_logits[at] if len(ref_logits) else ref_logits,
+            teacher_actions[at] if len(teacher_actions) else teacher_actions,
         )

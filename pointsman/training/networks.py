@@ -10,8 +10,8 @@
 
 Relabelling the entities relabels the logits and changes nothing else; padded entities enter nothing. `mlp`
 has none of this: it is one flat vector, as in the seeds of this project, kept for comparison. The critic is
-a second encoder whose g also sees the privileged features. `policies/network.py` computes the same logits
-for one observation without PyTorch.
+a second encoder whose g also sees the privileged features. Two more places compute the same without PyTorch:
+`policies/network.py`, for one observation, and `training/pooled.py`, which most of training goes through.
 
 Letters: B observations, T steps, R entities, F, C, P features of an entity, the context, privileged ones,
 A = R + 1 actions.
@@ -31,7 +31,6 @@ from torch.nn import functional
 from pointsman.envs.entity import EntitySpace, Observation
 from pointsman.errors import InputError
 from pointsman.policies.checkpoint import Checkpoint, NetworkSpec
-from pointsman.training.layers import product, relu, relu_pool, relu_score, scale_kernel
 from pointsman.training.normalisers import FeatureScale, Reduce, ValueScale, alone
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
 
 ILLEGAL = -1e9  # the logit of an illegal action: its probability is exactly 0, and no NaN comes of it
 RELU_GAIN = math.sqrt(2)
-MIN_ROWS_TO_SPLIT = 256
 POLICY_GAIN = 0.01  # near-uniform at the start
 
 
@@ -81,7 +79,7 @@ class Output(NamedTuple):
 class Inputs(NamedTuple):
     """An observation after scaling."""
 
-    entities: Tensor  # [B * R, F + C]: each entity beside the context; padded ones are zero
+    entities: Tensor  # [B, R, F + C]: each entity beside the context; padded ones are zero
     context: Tensor  # [B, C]
     mask: Tensor  # [B, R] bool
 
@@ -143,23 +141,6 @@ class PolicyNetwork(nn.Module):
         _initialise(self.value_scale.output, 1.0, generator)
 
     def forward(self, observation: TensorObservation, state: Tensor | None = None) -> Output:
-        if self.memory is None and self.spec.kind != "mlp":
-            parts = _by_size(observation)
-            if parts is not None:
-                return self._forward_parts(*parts, observation.action_mask.shape[1])
-        return self._forward(observation, state)
-
-    def _forward_parts(
-        self, small: TensorObservation, large: TensorObservation, order: Tensor, num_actions: int
-    ) -> Output:
-        """Outputs in the order of the rows that the parts were taken from."""
-        few, many = self._forward(small, None), self._forward(large, None)
-        padding = num_actions - few.logits.shape[1]
-        logits = torch.cat((functional.pad(few.logits, (0, padding), value=ILLEGAL), many.logits))
-        value = torch.cat((few.value, many.value))
-        return Output(logits.index_select(0, order), value.index_select(0, order), None)
-
-    def _forward(self, observation: TensorObservation, state: Tensor | None) -> Output:
         inputs = self._scale(observation)
         h, g = self.actor(inputs, inputs.context)
         state = self._remember(g, state)
@@ -229,15 +210,12 @@ class PolicyNetwork(nn.Module):
         return None if attention is None else attention.weights
 
     def _scale(self, observation: TensorObservation) -> Inputs:
-        entities, context, mask = observation[:3]
-        num_rows, num_entities, num_features = entities.shape
-        rows = entities.new_empty(num_rows * num_entities, num_features + context.shape[1])
-        scaled = torch.empty_like(context, memory_format=torch.contiguous_format)
-        of_entity, of_context = self.entity_scale, self.context_scale
-        seen = (tensor.contiguous() for tensor in (entities, context, mask))
-        scales = (of_entity.shift, of_entity.factor, of_context.shift, of_context.factor)
-        scale_kernel(*(tensor.numpy() for tensor in (*seen, *scales, rows, scaled)))
-        return Inputs(rows, scaled, mask)
+        mask = observation.entity_mask
+        entities = self.entity_scale(observation.entities)
+        context = self.context_scale(observation.context)
+        beside = context[:, None].expand(-1, mask.shape[1], -1)
+        rows = torch.cat((entities, beside), -1).masked_fill(~mask[:, :, None], 0.0)
+        return Inputs(rows, context, mask)
 
     def _remember(self, g: Tensor, state: Tensor | None) -> Tensor | None:
         return None if self.memory is None else self.memory(g, state)
@@ -258,29 +236,6 @@ class PolicyNetwork(nn.Module):
             _, extra = self.critic(inputs, extra)
         value: Tensor = self.value_scale(extra)
         return value
-
-
-def _by_size(observation: TensorObservation) -> tuple[TensorObservation, TensorObservation, Tensor] | None:
-    """Rows that fill at most half of the slots, cut to that, the others, and where each row went.
-
-    Padding costs as much as entities do: where most rows are half empty, an update takes two thirds as long.
-    None where it would not pay.
-    """
-    half = observation.entity_mask.shape[1] // 2
-    is_large = observation.entity_mask[:, half:].any(1)
-    num_rows, num_large = len(is_large), int(is_large.sum())
-    if half < 2 or num_rows < MIN_ROWS_TO_SPLIT or not 0 < num_large <= num_rows // 2:
-        return None
-    rows = torch.cat(((~is_large).nonzero()[:, 0], is_large.nonzero()[:, 0]))
-    small = observation.rows(rows[: num_rows - num_large])
-    small = small._replace(
-        entities=small.entities[:, :half],
-        entity_mask=small.entity_mask[:, :half],
-        action_mask=small.action_mask[:, : half + 1],
-    )
-    order = torch.empty_like(rows)
-    order[rows] = torch.arange(num_rows)
-    return small, observation.rows(rows[num_rows - num_large :]), order
 
 
 class Encoder(nn.Module):
@@ -306,17 +261,15 @@ class Encoder(nn.Module):
         self.summary = _linear(2 * width + num_extra, width, RELU_GAIN, generator)
 
     def forward(self, inputs: Inputs, extra: Tensor) -> tuple[Tensor, Tensor]:
-        """extra [B, E] -> h [B * R, width], g [B, width]. Nothing in h is negative; padded rows are zero."""
-        *layers, last = self.layers
+        """extra [B, E] -> h [B, R, width], g [B, width]. Padded entities of h are zero."""
         h = inputs.entities
-        for layer in layers:
-            h = relu(product(h, layer.weight), layer.bias)
-        z, bias = product(h, last.weight), last.bias
+        for layer in self.layers:
+            h = torch.relu(layer(h))
         if self.attention is not None:
-            h = relu(z, bias)
-            z, bias = self.attention(h, inputs.mask)
-        h, pooled = relu_pool(z, bias, inputs.mask, extra)
-        return h, relu(product(pooled, self.summary.weight), self.summary.bias)
+            h = torch.relu(h + self.attention(h, inputs.mask))
+        h = h.masked_fill(~inputs.mask[:, :, None], 0.0)
+        mean = h.sum(1) / inputs.mask.sum(1, keepdim=True).clamp(min=1)
+        return h, torch.relu(self.summary(torch.cat((mean, h.amax(1), extra), -1)))
 
 
 class Attention(nn.Module):
@@ -331,10 +284,10 @@ class Attention(nn.Module):
         self.output = _linear(width, width, 1.0, generator)
         self.weights = None
 
-    def forward(self, h: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """h [B * R, width], mask [B, R] -> [B * R, width] and a bias [width] to add to it"""
-        num_rows, num_entities = mask.shape
-        size = h.shape[1] // self.num_heads
+    def forward(self, h: Tensor, mask: Tensor) -> Tensor:
+        """h [B, R, width], mask [B, R] -> [B, R, width]"""
+        num_rows, num_entities, width = h.shape
+        size = width // self.num_heads
         joint: Tensor = self.queries_keys_values(h)
         split = joint.view(num_rows, num_entities, 3, self.num_heads, size).permute(2, 0, 3, 1, 4)
         query, key, value = split  # each [B, heads, R, size]
@@ -342,7 +295,8 @@ class Attention(nn.Module):
         weights = scores.masked_fill(~mask[:, None, None], ILLEGAL).softmax(-1)
         self.weights = weights.detach()
         gathered = (weights @ value).transpose(1, 2).reshape(h.shape)
-        return h + product(gathered, self.output.weight), self.output.bias
+        out: Tensor = self.output(gathered)
+        return out
 
 
 class Head(nn.Module):
@@ -356,10 +310,9 @@ class Head(nn.Module):
         self.hold = _linear(width, 1, POLICY_GAIN, generator)
 
     def forward(self, h: Tensor, g: Tensor) -> Tensor:
-        """h [B * R, width], g [B, width] -> [B, R + 1]"""
-        shared = torch.addmm(self.of_entity.bias, g, self.of_all.weight.t())
-        scores = relu_score(product(h, self.of_entity.weight), shared, self.score.weight[0])
-        return torch.cat((self.hold(g), scores.view(len(g), -1)), -1)
+        """h [B, R, width], g [B, width] -> [B, R + 1]"""
+        hidden = torch.relu(self.of_entity(h) + self.of_all(g)[:, None])
+        return torch.cat((self.hold(g), self.score(hidden).squeeze(-1)), -1)
 
 
 class FlatEncoder(nn.Module):
@@ -377,10 +330,10 @@ class FlatEncoder(nn.Module):
 
     def forward(self, inputs: Inputs, extra: Tensor) -> tuple[Tensor, Tensor]:
         """-> the same vector [B, width] twice: no entity has one of its own"""
-        entities = inputs.entities[:, : self.num_features].reshape(len(extra), -1)
+        entities = inputs.entities[:, :, : self.num_features].flatten(1)
         g = torch.cat((entities, extra), -1)
         for layer in self.layers:
-            g = relu(product(g, layer.weight), layer.bias)
+            g = torch.relu(layer(g))
         return g, g
 
 

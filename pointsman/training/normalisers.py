@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pointsman.training.layers import CLIP
-
 # Sums a tensor over the processes that train together; the identity when there is only one.
 Reduce = Callable[[Tensor], Tensor]
 
+CLIP = 10.0  # standard deviations; `policies/network.py` has the same
 # Features come divided by their scale. What hardly moved in training must not be blown up when it does.
 MIN_STD = 0.01
 # Returns drift as the policy improves: a batch of them counts for at least this share of their scale.

@@ -12,7 +12,7 @@ is above 0: KL to the policy that acted, KL to a frozen reference, cross-entropy
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -22,12 +22,13 @@ from torch import Tensor
 
 from pointsman.spec import Spec
 from pointsman.training.advantages import DiscountSpec, TimeDiscount
-from pointsman.training.losses import Gradients, Terms, behaviour_logp, loss_gradients, sample
-from pointsman.training.minibatches import Batch, Minibatches
+from pointsman.training.losses import Losses, Terms, behaviour_logp, sample
+from pointsman.training.minibatches import Batch, Rollout
+from pointsman.training.passes import make_pass
 from pointsman.training.schedules import Schedule, check_range, constant, linear
 
 if TYPE_CHECKING:
-    from pointsman.training.networks import Output, PolicyNetwork
+    from pointsman.training.networks import PolicyNetwork
 
 __all__ = [
     "Batch",
@@ -42,8 +43,8 @@ __all__ = [
     "update",
 ]
 
-# Averages the `.grad` of these tensors over all ranks, in place.
-ReduceGradients = Callable[[Sequence[Tensor]], None]
+# Averages a tensor over all ranks, in place.
+Average = Callable[[Tensor], None]
 
 # Rollout and update run the network on batches of different sizes, which rounds differently. Bugs are larger:
 # a dropped mask gives .9, a forgotten temperature .3.
@@ -138,39 +139,6 @@ def make_optimizer(network: torch.nn.Module, spec: PpoSpec) -> torch.optim.Adam:
     return torch.optim.Adam(network.parameters(), lr=rate, eps=spec.adam_eps, fused=True)
 
 
-class FlatGradients:
-    """All gradients, and the `Terms` of the minibatch, in one tensor: one reduction and one norm."""
-
-    def __init__(self, network: torch.nn.Module) -> None:
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        sizes = [parameter.numel() for parameter in parameters]
-        self.everything = torch.zeros(sum(sizes) + len(Terms._fields))
-        self.gradients, self.terms = self.everything[: sum(sizes)], self.everything[sum(sizes) :]
-        for parameter, part in zip(parameters, torch.split(self.gradients, sizes), strict=True):
-            parameter.grad = part.view_as(parameter)  # backward adds to it in place
-        # The hook averages gradients of parameters: here is one, as long as everything.
-        self.as_parameter = torch.empty_like(self.everything)
-        self.as_parameter.grad = self.everything
-
-    def backward(
-        self, output: Output, slopes: Gradients, reduce_gradients: ReduceGradients | None
-    ) -> dict[str, float]:
-        """Fill in the gradients of the loss; return its terms as numbers, averaged over ranks."""
-        self.everything.zero_()
-        torch.autograd.backward((output.logits, output.value), (slopes.logits, slopes.values))
-        self.terms.copy_(slopes.terms)
-        if reduce_gradients is not None:
-            reduce_gradients([self.as_parameter])
-        return dict(zip(Terms._fields, self.terms.tolist(), strict=True))
-
-    def clip(self, max_norm: float) -> float:
-        """Shorten the gradient to `max_norm`; return its length before."""
-        norm = float(self.gradients.norm())
-        if norm > max_norm:
-            self.gradients.mul_(max_norm / norm)
-        return norm
-
-
 def update(
     spec: PpoSpec,
     network: PolicyNetwork,
@@ -178,7 +146,7 @@ def update(
     batch: Batch,
     knobs: Knobs,
     generator: torch.Generator,
-    reduce_gradients: ReduceGradients | None = None,
+    average: Average | None = None,
 ) -> dict[str, float]:
     """Improve the network on one rollout; return the metrics of the update.
 
@@ -186,16 +154,18 @@ def update(
     """
     for group in optimizer.param_groups:
         group["lr"] = knobs.lr
-    flat = FlatGradients(network)
-    minibatches = Minibatches(spec, network, batch, generator)
+    runner = make_pass(network)
+    rollout = Rollout(spec, batch)
     history: list[dict[str, float]] = []
     norms: list[float] = []
     stop = ""
     jump = spec.entropy_jump_clip if spec.entropy_jump_clip is not None else math.inf
     highest_entropy = math.inf
-    for output, rows in (part for _ in range(spec.num_epochs) for part in minibatches.epoch()):
-        slopes = loss_gradients(output, rows, knobs, spec.value_coef, spec.clip_value, highest_entropy)
-        terms = flat.backward(output, slopes, reduce_gradients)
+    for index in (part for _ in range(spec.num_epochs) for part in rollout.epoch(generator)):
+        runner.gradients(rollout, index, losses_of(spec, knobs, highest_entropy))
+        if average is not None:
+            average(runner.flat.everything)
+        terms = dict(zip(Terms._fields, runner.flat.terms.tolist(), strict=True))
         if not history:
             _check_ratio(terms["ratio_error"])
             highest_entropy = terms["entropy"] + jump
@@ -204,7 +174,7 @@ def update(
             stop = "kl"
         elif terms["entropy"] < history[0]["entropy"] - jump:
             stop = "entropy"
-        norm = flat.clip(spec.max_grad_norm)
+        norm = runner.flat.clip(spec.max_grad_norm)
         if not (math.isfinite(norm) and math.isfinite(terms["loss"])):
             raise DivergedError(f"{_not_finite(terms, norm)} is not finite; the step was not taken")
         if stop:
@@ -228,6 +198,21 @@ def update(
         "kl_ref_coef": knobs.kl_ref_coef,
         "imitation_coef": knobs.imitation_coef,
     }
+
+
+def losses_of(spec: PpoSpec, knobs: Knobs, highest_entropy: float = math.inf) -> Losses:
+    return Losses(
+        temperature=knobs.temperature,
+        epsilon=knobs.epsilon,
+        clip=knobs.clip,
+        entropy_coef=knobs.entropy_coef,
+        kl_coef=knobs.kl_coef,
+        kl_ref_coef=knobs.kl_ref_coef,
+        imitation_coef=knobs.imitation_coef,
+        value_coef=spec.value_coef,
+        clip_value=math.inf if spec.clip_value is None else spec.clip_value,
+        highest_entropy=highest_entropy,
+    )
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:

@@ -102,11 +102,9 @@ class Ranks:
             return tensor
         return tensor.new_tensor(np.sum(self.gather(tensor.numpy()), axis=0))
 
-    def average_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Replace gradients by their mean over the ranks, in place."""
-        for parameter in parameters:
-            assert parameter.grad is not None
-            self.average_(parameter.grad.numpy())
+    def average_tensor_(self, tensor: Tensor) -> None:
+        """The same of a tensor."""
+        self.average_(tensor.numpy())
 
     def _send(self, peer: int, value: Any) -> None:
         try:

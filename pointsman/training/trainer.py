@@ -30,10 +30,10 @@ from pointsman.training.buffers import Buffers, episode_metrics
 from pointsman.training.config import TrainConfig
 from pointsman.training.curriculum import Curriculum
 from pointsman.training.exploration import Event, Exploration
-from pointsman.training.losses import sample
 from pointsman.training.minibatches import Batch
 from pointsman.training.networks import PolicyNetwork, TensorObservation, build_network
 from pointsman.training.normalisers import RewardScale
+from pointsman.training.passes import make_pass, use_one_thread
 from pointsman.training.ppo import DivergedError, Knobs, RatioError, make_optimizer
 from pointsman.training.ppo import update as ppo_update
 from pointsman.training.problems import make_env
@@ -57,6 +57,7 @@ class Trainer:
         self.env = RecordedEnv(make_env(config.env, num_envs))
         space = self.env.env.space
         self.network = build_network(config.network, space, self._seed(WEIGHTS, 0, rank=0))
+        self.runner = make_pass(self.network)
         self.optimizer = make_optimizer(self.network, config.ppo)
         # A minibatch is spread over the ranks, so that their number changes the speed and not the learning.
         self.ppo = config.ppo.model_copy(
@@ -125,6 +126,7 @@ class Trainer:
         buffers, clock = self.buffers, time.perf_counter
         buffers.clear()
         buffers.is_start[0] = self.env.is_start
+        decide = self.runner.policy()
         inference_s = env_s = 0.0
         for t in range(buffers.num_steps):
             start = clock()
@@ -132,19 +134,18 @@ class Trainer:
             if buffers.states is not None:
                 assert self.state is not None
                 buffers.states[t] = self.state
-            logits, state = self.network.act(seen, self.state)
-            actions, logp = sample(logits, knobs.temperature, knobs.epsilon, seen.action_mask, self.generator)
-            buffers.actions[t], buffers.logp[t] = actions.numpy(), logp.numpy()
-            buffers.greedy_actions[t] = logits.argmax(-1).numpy()
+            made = decide(seen, self.state, knobs.temperature, knobs.epsilon, self.generator)
+            buffers.actions[t], buffers.logp[t] = made.actions, made.logp
+            buffers.greedy_actions[t] = made.greedy_actions
             acted = clock()
             advice = self.teachers.advise(self.env.env) if knobs.imitation_coef > 0 else None
             step = self.env.step(buffers.actions[t])
             if advice is not None:
                 luck = torch.rand(buffers.num_envs, dtype=torch.float64, generator=self.generator).numpy()
                 buffers.teacher_actions[t] = self.teachers.pick(advice, step.groups, luck)
-            buffers.record(t, step, state)
-            if state is not None:
-                self.state = state.masked_fill(torch.from_numpy(self.env.is_start)[:, None], 0.0)
+            buffers.record(t, step, made.state)
+            if made.state is not None:
+                self.state = made.state.masked_fill(torch.from_numpy(self.env.is_start)[:, None], 0.0)
             inference_s, env_s = inference_s + acted - start, env_s + clock() - acted
         buffers.see(buffers.num_steps, self.env.observation)
         if buffers.states is not None:
@@ -157,7 +158,7 @@ class Trainer:
         """V of all observations [T + 1, N], and of the last ones of episodes cut off [T, N]."""
         buffers, network = self.buffers, self.network
         states = None if buffers.states is None else buffers.states.flatten(0, 1)
-        values = network.value(buffers.observation.flatten(), states).view(buffers.num_steps + 1, -1)
+        values = self.runner.values(buffers.observation.flatten(), states).view(buffers.num_steps + 1, -1)
         final_values = np.zeros((buffers.num_steps, buffers.num_envs))
         if buffers.endings:
             seen = TensorObservation(
@@ -168,7 +169,7 @@ class Trainer:
             steps = np.concatenate([np.full(len(end.envs), end.t) for end in buffers.endings])
             envs = np.concatenate([end.envs for end in buffers.endings])
             final_values[steps, envs] = network.value_scale.denormalise(
-                network.value(seen, states).double()
+                self.runner.values(seen, states).double()
             ).numpy()
         return network.value_scale.denormalise(values.double()).numpy(), final_values
 
@@ -209,8 +210,8 @@ class Trainer:
 
     def update(self, batch: Batch, knobs: Knobs) -> dict[str, float]:
         """Improve the network; then let the feature scales follow, so that they stood still until here."""
-        reduce = self.ranks.average_gradients if self.ranks.size > 1 else None
-        metrics = ppo_update(self.ppo, self.network, self.optimizer, batch, knobs, self.generator, reduce)
+        average = self.ranks.average_tensor_ if self.ranks.size > 1 else None
+        metrics = ppo_update(self.ppo, self.network, self.optimizer, batch, knobs, self.generator, average)
         self.network.observe(batch.observation, self.ranks.total)
         self._follow()
         return metrics
@@ -232,12 +233,9 @@ class Trainer:
         """[B, A] of the reference policy on the rollout."""
         assert self.reference is not None
         seen = TensorObservation(*(tensor[:-1] for tensor in self.buffers.observation))
-        with torch.no_grad():
-            is_start = torch.from_numpy(self.buffers.is_start[:-1])
-            output = self.reference.forward_sequence(seen, self.reference_state, is_start)
-            if output.state is not None:
-                self.reference_state = output.state[-1]
-        return output.logits.flatten(0, 1)
+        is_start = torch.from_numpy(self.buffers.is_start[:-1])
+        logits, self.reference_state = make_pass(self.reference).logits(seen, self.reference_state, is_start)
+        return logits.flatten(0, 1)
 
     def _merge(self, metrics: dict[str, float], episodes: list[Episode]) -> dict[str, float]:
         """Means over the ranks; those of episodes over all episodes."""
@@ -333,7 +331,7 @@ def train(
 ) -> Trainer:
     """Train until the host says the run is over. `state` is where to take up; None: from the beginning."""
     assert (host is not None) == (ranks.rank == 0)
-    torch.set_num_threads(1)
+    use_one_thread()
     run = config.run
     trainer = Trainer(config, ranks)
     if state is not None:

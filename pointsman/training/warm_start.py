@@ -243,7 +243,9 @@ def _learn(
             loss = cross_entropy(logits, labels, mask, spec.smoothing)
             torch.autograd.backward(loss)
             parameters = [parameter for parameter in network.parameters() if parameter.grad is not None]
-            ranks.average_gradients(parameters)
+            for parameter in parameters:
+                assert parameter.grad is not None
+                ranks.average_tensor_(parameter.grad)
             torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
             optimizer.step()
             losses.append(float(loss.detach()))

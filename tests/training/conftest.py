@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-import torch
+from pointsman.training.passes import use_one_thread
 
-torch.set_num_threads(1)
+use_one_thread()

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from pointsman.training.losses import behaviour_logp, entropy_of, loss_gradients, policy_logp, sample
-from pointsman.training.minibatches import Minibatch
 from pointsman.training.networks import Output
-from pointsman.training.ppo import Knobs, PpoSpec
+from pointsman.training.ppo import Knobs, PpoSpec, losses_of
 
-from .twin import clipped_surrogate, imitation_loss, kl_between, minibatch_terms, value_loss
+from .twin import Minibatch, clipped_surrogate, imitation_loss, kl_between, minibatch_terms, value_loss
 
 ILLEGAL = -1e9
+PLAIN_LOSSES = losses_of(PpoSpec(), Knobs(lr=1.0))
 MASK = torch.tensor([[True, False, True, True, False], [False, True, False, False, False]])
 
 
@@ -216,7 +216,7 @@ def test_compiled_losses_and_slopes_are_those_of_the_twin(seed: int) -> None:
 
     expected = minibatch_terms(spec, knobs, output, rows, highest_entropy)
     slopes = torch.autograd.grad(expected["loss"], (logits, value))
-    found = loss_gradients(output, rows, knobs, spec.value_coef, spec.clip_value, highest_entropy)
+    found = loss_gradients(output, rows.rows(), losses_of(spec, knobs, highest_entropy))
     terms = torch.stack(list(expected.values())).detach()
     np.testing.assert_allclose(found.terms, terms, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(found.logits, slopes[0], rtol=1e-4, atol=1e-6)
@@ -233,8 +233,8 @@ def test_rows_past_the_clip_on_the_good_side_have_slope_exactly_0() -> None:
     old_logp = logp - torch.tensor([1.5, 0.5, 1.5, 0.5]).log()
     advantages = torch.tensor([1.0, -1.0, -1.0, 1.0])
     scalars = torch.stack((old_logp, advantages, torch.zeros(4), torch.zeros(4)))
-    rows = Minibatch(actions, scalars, mask, None, None)
-    slopes = loss_gradients(Output(logits, torch.zeros(4), None), rows, Knobs(lr=1.0), 0.5).logits
+    rows = Minibatch(actions, scalars, mask).rows()
+    slopes = loss_gradients(Output(logits, torch.zeros(4), None), rows, PLAIN_LOSSES).logits
     assert (slopes[:2] == 0).all()
     assert (slopes[2:][mask[2:]] != 0).all()
 
@@ -244,6 +244,6 @@ def test_nan_in_a_single_row_is_not_lost(where: Any) -> None:
     """A comparison with NaN is false either way: it must not be counted as an ordinary row."""
     logits, value, scalars = masked_logits(), torch.zeros(2), torch.zeros((4, 2))
     (scalars[where] if isinstance(where, int) else {"logits": logits[0], "value": value}[where])[0] = math.nan
-    rows = Minibatch(torch.tensor([0, 1]), scalars, MASK, None, None)
-    slopes = loss_gradients(Output(logits, value, None), rows, Knobs(lr=1.0), 0.5)
+    rows = Minibatch(torch.tensor([0, 1]), scalars, MASK).rows()
+    slopes = loss_gradients(Output(logits, value, None), rows, PLAIN_LOSSES)
     assert not math.isfinite(float(slopes.terms[0]))

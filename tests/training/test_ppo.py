@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +14,10 @@ from torch import Tensor
 from pointsman.errors import InputError
 from pointsman.spec import parse_spec
 from pointsman.training import ppo
-from pointsman.training.losses import entropy_of, loss_gradients, policy_logp
-from pointsman.training.minibatches import Batch, normalise_by_group, shuffled, shuffled_sequences
+from pointsman.training.losses import entropy_of, policy_logp
+from pointsman.training.minibatches import Batch, Rollout, normalise_by_group, shuffled, shuffled_sequences
 from pointsman.training.networks import PolicyNetwork
+from pointsman.training.passes import make_pass
 from pointsman.training.ppo import (
     DivergedError,
     Knobs,
@@ -163,12 +163,15 @@ def test_every_row_reaches_the_loss(kind: str, monkeypatch: pytest.MonkeyPatch) 
     batch.returns = torch.arange(len(batch.returns)).float()  # a name for each row
     seen: list[float] = []
 
-    def spy(output: Any, rows: Any, *more: Any) -> Any:
-        assert len(output.logits) == len(rows.actions)
-        seen.extend(rows.scalars[2].tolist())
-        return loss_gradients(output, rows, *more)
+    runner = make_pass(network)
+    gradients = runner.gradients
 
-    monkeypatch.setattr(ppo, "loss_gradients", spy)
+    def spy(rollout: Rollout, index: Tensor, losses: Any) -> None:
+        seen.extend(rollout.rows.scalars[2][index.flatten()].tolist())
+        gradients(rollout, index, losses)
+
+    monkeypatch.setattr(runner, "gradients", spy)
+    monkeypatch.setattr(ppo, "make_pass", lambda _: runner)
     run(network, batch, with_(SPEC, num_epochs=3))
     assert sorted(seen) == sorted(3 * batch.returns.tolist())
 
@@ -198,13 +201,11 @@ def test_ranks_take_one_step_on_the_mean_of_their_gradients() -> None:
     batch = make_batch(network)
     lengths: list[float] = []
 
-    def halve(parameters: Sequence[Tensor]) -> None:
-        for parameter in parameters:
-            assert parameter.grad is not None
-            lengths.append(float(parameter.grad.norm()))
-            parameter.grad.mul_(0.5)
+    def halve(everything: Tensor) -> None:
+        lengths.append(float(everything.norm()))
+        everything.mul_(0.5)
 
-    halved, whole = run(network, batch, spec, reduce_gradients=halve), run(twin, batch, spec)
+    halved, whole = run(network, batch, spec, average=halve), run(twin, batch, spec)
     assert len(lengths) == 1, "one reduction a step"
     assert halved["grad_norm"] == pytest.approx(whole["grad_norm"] / 2, rel=1e-5)
     assert halved["v_loss"] == pytest.approx(whole["v_loss"] / 2, rel=1e-5), "decisions are made on means too"

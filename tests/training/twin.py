@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pointsman.training.losses import Terms, entropy_of, mix_uniform, policy_logp
-from pointsman.training.minibatches import Minibatch
+from pointsman.training.losses import Rows, Terms, entropy_of, mix_uniform, policy_logp
 from pointsman.training.ppo import Knobs, PpoSpec
+
+
+class Minibatch(NamedTuple):
+    """`losses.Rows` as tensors."""
+
+    actions: Tensor
+    scalars: Tensor
+    action_mask: Tensor
+    ref_logits: Tensor | None = None
+    teacher_actions: Tensor | None = None
+
+    def rows(self) -> Rows:
+        num_actions = self.action_mask.shape[1]
+        return Rows(
+            self.actions.numpy(),
+            self.scalars.numpy(),
+            self.action_mask.numpy(),
+            np.empty((0, num_actions), np.float32) if self.ref_logits is None else self.ref_logits.numpy(),
+            np.empty(0, np.int64) if self.teacher_actions is None else self.teacher_actions.numpy(),
+        )
 
 
 def kl_between(logp: Tensor, ref_logp: Tensor) -> Tensor:

@@ -1,0 +1,259 @@
+"""The two ways to run a network: plain PyTorch for any of them, and compiled, for `pooled`, twice as fast.
+
+A pass acts in rollouts, says what observations are worth, and finds the gradients of minibatches. Parameters
+belong to the network; a pass keeps none of its own, but all gradients are one vector (`FlatGradients`).
+
+Letters: B decisions, N environments, A actions, W units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import scipy.linalg.cython_blas  # noqa: F401  what `np.dot` in a kernel calls; `use_one_thread` must find it
+import torch
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from pointsman.envs.entity import Observation
+from pointsman.training import pooled
+from pointsman.training.losses import Losses, Terms, loss_gradients, sample
+from pointsman.training.minibatches import Rollout
+from pointsman.training.networks import PolicyNetwork, TensorObservation
+from pointsman.training.normalisers import FeatureScale
+
+
+class Decisions(NamedTuple):
+    actions: NDArray[np.int64]  # [N]
+    logp: NDArray[np.float32]  # [N] with which they were drawn
+    greedy_actions: NDArray[np.int64]  # [N] what arg-max would have done
+    state: Tensor | None  # [N, W] after them, of a network with a memory
+
+
+# (seen, state, temperature, epsilon, generator) -> what to do
+Policy = Callable[[TensorObservation, Tensor | None, float, float, torch.Generator], Decisions]
+
+
+class Pass(Protocol):
+    def policy(self) -> Policy:
+        """The policy as it is now; it does not follow when the parameters change."""
+        ...
+
+    def values(self, seen: TensorObservation, state: Tensor | None) -> Tensor:
+        """[B] in units of `value_scale`."""
+        ...
+
+    def logits(
+        self, seen: TensorObservation, state: Tensor | None, is_start: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """[T, N, A] of seen [T, N, ...], and the state after: see `PolicyNetwork.forward_sequence`."""
+        ...
+
+    def gradients(self, rollout: Rollout, index: Tensor, losses: Losses) -> None:
+        """Put those of the decisions at `index`, and the terms of their losses, into `flat`."""
+        ...
+
+    @property
+    def flat(self) -> FlatGradients: ...
+
+
+def use_one_thread() -> None:
+    """PyTorch and BLAS: two spinning threads on shared cores collapse, and training scales by processes."""
+    torch.set_num_threads(1)
+    threadpool_limits(1, user_api="blas")
+
+
+def make_pass(network: PolicyNetwork) -> Pass:
+    is_compiled = network.spec.kind == "pooled" and network.spec.separate_critic
+    return CompiledPass(network) if is_compiled else PlainPass(network)
+
+
+class FlatGradients:
+    """All gradients, and the `Terms` of the minibatch, in one tensor: one reduction and one norm."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        sizes = [parameter.numel() for parameter in parameters]
+        self.everything = torch.zeros(sum(sizes) + len(Terms._fields))
+        self.gradients, self.terms = self.everything[: sum(sizes)], self.everything[sum(sizes) :]
+        for parameter, part in zip(parameters, torch.split(self.gradients, sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def clip(self, max_norm: float) -> float:
+        """Shorten the gradient to `max_norm`; return its length before."""
+        norm = float(self.gradients.norm())
+        if norm > max_norm:
+            self.gradients.mul_(max_norm / norm)
+        return norm
+
+
+class PlainPass:
+    """Any network, by PyTorch and its autograd."""
+
+    def __init__(self, network: PolicyNetwork) -> None:
+        self.network = network
+        self._flat: FlatGradients | None = None
+
+    @property
+    def flat(self) -> FlatGradients:
+        self._flat = self._flat or FlatGradients(self.network)
+        return self._flat
+
+    def policy(self) -> Policy:
+        return self._decide
+
+    @torch.no_grad()
+    def _decide(
+        self,
+        seen: TensorObservation,
+        state: Tensor | None,
+        temperature: float,
+        epsilon: float,
+        generator: torch.Generator,
+    ) -> Decisions:
+        logits, state = self.network.act(seen, state)
+        actions, logp = sample(logits, temperature, epsilon, seen.action_mask, generator)
+        return Decisions(actions.numpy(), logp.numpy(), logits.argmax(-1).numpy(), state)
+
+    @torch.no_grad()
+    def values(self, seen: TensorObservation, state: Tensor | None) -> Tensor:
+        return self.network.value(seen, state)
+
+    @torch.no_grad()
+    def logits(
+        self, seen: TensorObservation, state: Tensor | None, is_start: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        output = self.network.forward_sequence(seen, state, is_start)
+        return output.logits, None if output.state is None else output.state[-1]
+
+    def gradients(self, rollout: Rollout, index: Tensor, losses: Losses) -> None:
+        output = rollout.run(self.network, index)
+        slopes = loss_gradients(output, rollout.rows_at(index.flatten()), losses)
+        self.flat.everything.zero_()
+        torch.autograd.backward((output.logits, output.value), (slopes.logits, slopes.values))
+        self.flat.terms.copy_(slopes.terms)
+
+
+class CompiledPass:
+    """`pooled` with a critic of its own, by the kernels of pooled.py."""
+
+    def __init__(self, network: PolicyNetwork) -> None:
+        self.network = network
+        spec, space = network.spec, network.space
+        parameters = dict(network.named_parameters())
+        sizes = np.cumsum([0, *(parameter.numel() for parameter in parameters.values())]).tolist()
+        begin = dict(zip(parameters, sizes, strict=False))
+        self.weights = flat_parameters(network).numpy()
+        self.shape = pooled.Shape(
+            num_features=len(space.entity_features),
+            num_context=len(space.context_features),
+            num_privileged=len(space.privileged_features) if spec.privileged_critic else 0,
+            width=spec.width,
+            depth=spec.depth,
+            hint_column=-1 if network.hint_column is None else network.hint_column,
+            actor=begin["actor.layers.0.weight"],
+            head=begin["head.of_entity.weight"],
+            critic=begin["critic.layers.0.weight"],
+            value=begin["value_scale.output.weight"],
+        )
+        shapes = (
+            parameter.shape if parameter.dim() == 2 else (1, parameter.numel())
+            for parameter in parameters.values()
+        )
+        self.matrices = np.array([(at, *shape) for at, shape in zip(sizes, shapes, strict=False)], np.int64)
+        self._flat: FlatGradients | None = None
+
+    @property
+    def flat(self) -> FlatGradients:
+        self._flat = self._flat or FlatGradients(self.network)
+        return self._flat
+
+    def policy(self) -> Policy:
+        turned, scales = self._turned(), self._scales()
+
+        def decide(
+            seen: TensorObservation,
+            state: Tensor | None,
+            temperature: float,
+            epsilon: float,
+            generator: torch.Generator,
+        ) -> Decisions:
+            num = len(seen.context)
+            chance = torch.rand(num, dtype=torch.float64, generator=generator).numpy()
+            made = Decisions(
+                np.empty(num, np.int64), np.empty(num, np.float32), np.empty(num, np.int64), None
+            )
+            pooled.run_decisions(
+                _arrays(seen), scales, self.shape, turned, temperature, epsilon, chance, *made[:3]
+            )
+            return made
+
+        return decide
+
+    def values(self, seen: TensorObservation, state: Tensor | None) -> Tensor:
+        values = torch.empty(len(seen.context))
+        pooled.run_values(_arrays(seen), self._scales(), self.shape, self._turned(), values.numpy())
+        return values
+
+    def logits(
+        self, seen: TensorObservation, state: Tensor | None, is_start: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        logits = torch.empty_like(seen.action_mask, dtype=torch.float32)
+        flat = logits.flatten(0, 1).numpy()
+        pooled.run_logits(_arrays(seen.flatten()), self._scales(), self.shape, self._turned(), flat)
+        return logits, None
+
+    def gradients(self, rollout: Rollout, index: Tensor, losses: Losses) -> None:
+        pooled.run_gradients(
+            _arrays(rollout.observation),
+            rollout.rows,
+            self._scales(),
+            self.shape,
+            self.weights,
+            self.matrices,
+            index.numpy(),
+            rollout.is_scaled_by_minibatch,
+            losses,
+            self.flat.gradients.numpy(),
+            self.flat.terms.numpy(),
+        )
+
+    def _turned(self) -> NDArray[np.float32]:
+        turned = np.empty_like(self.weights)
+        pooled.turn(self.weights, self.matrices, turned)
+        return turned
+
+    def _scales(self) -> pooled.Scales:
+        network = self.network
+        return pooled.Scales(
+            *_shift_and_factor(network.entity_scale),
+            *_shift_and_factor(network.context_scale),
+            *_shift_and_factor(network.privileged_scale),
+        )
+
+
+def flat_parameters(network: torch.nn.Module) -> Tensor:
+    """All parameters as one vector, of which they are views from now on."""
+    parameters = list(network.parameters())
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    first, at = parameters[0].detach(), parameters[0].data_ptr()
+    is_flat = True
+    for parameter in parameters:
+        is_flat &= parameter.data_ptr() == at
+        at += parameter.numel() * parameter.element_size()
+    if is_flat:
+        return first.as_strided((len(flat),), (1,))
+    for parameter, part in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
+        parameter.data = part.view_as(parameter)
+    return flat
+
+
+def _arrays(seen: TensorObservation) -> Observation:
+    return Observation(*(tensor.numpy() for tensor in seen))
+
+
+def _shift_and_factor(scale: FeatureScale) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    return scale.shift.numpy(), scale.factor.numpy()
