@@ -1,10 +1,11 @@
 """How fast training is: decisions a second, rollout and update together, beside sb3-contrib's MaskablePPO.
 
 All train on `steady-chat` with the same number of environments, rollout length, epochs and minibatches, on
-one thread a process, by turns in one run: a machine's mood hits them all, and CPU time beside wall time shows
+by turns in one run: a machine's mood hits them all, and CPU time beside wall time shows
 what it took away. Two peers, because "the same size" can mean two things: MaskablePPO's own MLP with as many
 parameters as our network, and our architecture in plain PyTorch as its policy. (Per parameter it computes
-more: every weight is used for each replica.) Early stopping is off: every update makes all its passes.
+more: every weight is used for each replica.) Each on one thread, and on two, as it may use both cores too; ours
+has a thread for each process. Early stopping is off: every update makes all its passes.
 Evaluation and checkpoints are not included; that environments start anew every `checkpoint_every` updates is.
 
     python benchmarks/training_speed.py [--rounds 5] [--updates 4] [--json]
@@ -36,6 +37,7 @@ from pointsman.envs.routing import RoutingEnv
 from pointsman.policies.checkpoint import NetworkSpec
 from pointsman.spec import parse_spec
 from pointsman.training.config import TrainConfig
+from pointsman.training.passes import use_one_thread
 from pointsman.training.problems import make_env
 from pointsman.training.ranks import Ranks, started
 from pointsman.training.trainer import Trainer
@@ -59,7 +61,7 @@ class Peer:
     name: str
     num_parameters: int
     train: Callable[[int], dict[str, float]]
-    num_processes: int = 1
+    num_cores: int = 1
     wall_s: list[float] = field(default_factory=list)  # of each round
     cpu_s: list[float] = field(default_factory=list)  # of this process
     parts_s: dict[str, float] = field(default_factory=dict)
@@ -74,7 +76,7 @@ def count(module: nn.Module) -> int:
 
 def follow(ranks: Ranks, config: TrainConfig) -> None:
     """What the other ranks do: an update whenever rank 0 makes one."""
-    torch.set_num_threads(1)
+    use_one_thread()
     trainer = Trainer(config, ranks)
     trainer.prepare()
     while ranks.from_first(False):
@@ -229,7 +231,8 @@ class PlainPolicy(MaskableMultiInputActorCriticPolicy):
         return self._run(obs, None)[1]
 
 
-def sb3(config: TrainConfig, name: str, policy: Any, policy_kwargs: dict[str, Any]) -> Peer:
+def sb3(config: TrainConfig, name: str, policy: Any, policy_kwargs: dict[str, Any]) -> list[Peer]:
+    """On one thread and on two."""
     run, ppo = config.run, config.ppo
     env = make_env(config.env, run.num_envs)
     assert isinstance(env, RoutingEnv)
@@ -245,12 +248,17 @@ def sb3(config: TrainConfig, name: str, policy: Any, policy_kwargs: dict[str, An
         device="cpu",
     )
 
-    def train(num_updates: int) -> dict[str, float]:
+    def train(num_threads: int, num_updates: int) -> dict[str, float]:
+        torch.set_num_threads(num_threads)
         start, adapter.env_s = time.perf_counter(), 0.0
         model.learn(num_updates * run.steps_per_update, reset_num_timesteps=False)
+        torch.set_num_threads(1)
         return {"env": adapter.env_s, "other": time.perf_counter() - start - adapter.env_s}
 
-    return Peer(f"MaskablePPO, {name}", count(model.policy), train)
+    return [
+        Peer(f"MaskablePPO, {name}{more}", count(model.policy), partial(train, num_threads), num_threads)
+        for num_threads, more in ((1, ""), (2, ", 2 threads"))
+    ]
 
 
 def mlp_width(num_inputs: int, num_actions: int, num_parameters: int) -> int:
@@ -289,7 +297,7 @@ def results(peers: list[Peer], decisions: int) -> list[dict[str, Any]]:
     rows = []
     for peer in peers:
         others = [other for other in peers if other is not peer]
-        alike = [other for other in others if other.num_processes == peer.num_processes == 1]
+        alike = [other for other in others if other.num_cores == peer.num_cores == 1]
         rows.append(
             {
                 "name": peer.name,
@@ -337,7 +345,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4, help="of each peer in a round")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    use_one_thread()
     config = make_config()
     two = config.model_copy(update={"run": config.run.model_copy(update={"workers": 2})})
     with started(2, follow, (two,)) as ranks:
@@ -351,11 +359,11 @@ def main() -> None:
         )
         width = mlp_width(num_inputs, space.num_actions, alone.num_parameters)
         mlp = sb3(config, f"MLP {width}-{width}", "MultiInputPolicy", {"net_arch": [width, width]})
-        assert 0.9 < mlp.num_parameters / alone.num_parameters < 1.1
+        assert 0.9 < mlp[0].num_parameters / alone.num_parameters < 1.1
         make_network = partial(PlainNetwork, config.network, space)
         same = sb3(config, "our architecture", PlainPolicy, {"make_network": make_network})
-        assert same.num_parameters == alone.num_parameters
-        peers = [alone, mlp, together, same]
+        assert same[0].num_parameters == alone.num_parameters
+        peers = [alone, together, *mlp, *same]
         measure(peers, arguments.rounds, arguments.updates)
         ranks.from_first(False)
     rows = results(peers, arguments.updates * config.run.steps_per_update)

@@ -5,8 +5,7 @@ the uniform one. No torch.distributions: it takes longer than the network.
 
 The losses are compiled. In PyTorch's operations (`tests/training/twin.py`) they are about 250 calls on arrays
 of a few thousand numbers, as long as the network itself; so the slopes are written out here, for both ways to
-run a network.
-With z = logits / temperature, p = softmax(z), b = (1 - epsilon) p_a + epsilon / num_legal, and
+run a network. With z = logits / temperature, p = softmax(z), b = (1 - epsilon) p_a + epsilon / num_legal, and
 r = b / old b:
 
     -min(r A, clip(r) A)        by log b:   -r A, or 0 past the clip on the good side

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pointsman.training.losses import Array, compiled
+
 # Sums a tensor over the processes that train together; the identity when there is only one.
 Reduce = Callable[[Tensor], Tensor]
 
@@ -26,6 +28,15 @@ MIN_RETURN_SHARE = 0.05
 
 def alone(sums: Tensor) -> Tensor:
     return sums
+
+
+@compiled
+def _add_distances(rows: Array, mean: Array, distances: Array, squares: Array) -> None:
+    for i in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
+            distance = np.float64(rows[i, j]) - mean[j]
+            distances[j] += distance
+            squares[j] += distance * distance
 
 
 class FeatureScale(nn.Module):
@@ -57,8 +68,11 @@ class FeatureScale(nn.Module):
     @torch.no_grad()
     def update(self, rows: Tensor, reduce: Reduce = alone) -> None:
         """Add rows [n, K] to the statistics; `reduce` adds up those of other processes."""
-        far = rows.double() - self.mean  # all processes have the same mean, so their sums can be added
-        sums = reduce(torch.stack((torch.full_like(self.mean, len(rows)), far.sum(0), far.square().sum(0))))
+        sums = torch.zeros(3, len(self.mean), dtype=torch.float64)
+        sums[0] = len(rows)
+        # All processes have the same mean, so their sums can be added.
+        _add_distances(rows.contiguous().numpy(), self.mean.numpy(), sums[1].numpy(), sums[2].numpy())
+        sums = reduce(sums)
         num_rows, distance, square = sums
         if len(self.mean) == 0 or num_rows[0] == 0:
             return

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from pointsman.envs.entity import Observation
 from pointsman.training import pooled
-from pointsman.training.losses import Losses, Terms, loss_gradients, sample
+from pointsman.training.flat import FlatGradients, flat_parameters
+from pointsman.training.losses import Losses, loss_gradients, sample
 from pointsman.training.minibatches import Rollout
 from pointsman.training.networks import PolicyNetwork, TensorObservation
 from pointsman.training.normalisers import FeatureScale
@@ -69,25 +70,6 @@ def use_one_thread() -> None:
 def make_pass(network: PolicyNetwork) -> Pass:
     is_compiled = network.spec.kind == "pooled" and network.spec.separate_critic
     return CompiledPass(network) if is_compiled else PlainPass(network)
-
-
-class FlatGradients:
-    """All gradients, and the `Terms` of the minibatch, in one tensor: one reduction and one norm."""
-
-    def __init__(self, network: torch.nn.Module) -> None:
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        sizes = [parameter.numel() for parameter in parameters]
-        self.everything = torch.zeros(sum(sizes) + len(Terms._fields))
-        self.gradients, self.terms = self.everything[: sum(sizes)], self.everything[sum(sizes) :]
-        for parameter, part in zip(parameters, torch.split(self.gradients, sizes), strict=True):
-            parameter.grad = part.view_as(parameter)
-
-    def clip(self, max_norm: float) -> float:
-        """Shorten the gradient to `max_norm`; return its length before."""
-        norm = float(self.gradients.norm())
-        if norm > max_norm:
-            self.gradients.mul_(max_norm / norm)
-        return norm
 
 
 class PlainPass:
@@ -233,22 +215,6 @@ class CompiledPass:
             *_shift_and_factor(network.context_scale),
             *_shift_and_factor(network.privileged_scale),
         )
-
-
-def flat_parameters(network: torch.nn.Module) -> Tensor:
-    """All parameters as one vector, of which they are views from now on."""
-    parameters = list(network.parameters())
-    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
-    first, at = parameters[0].detach(), parameters[0].data_ptr()
-    is_flat = True
-    for parameter in parameters:
-        is_flat &= parameter.data_ptr() == at
-        at += parameter.numel() * parameter.element_size()
-    if is_flat:
-        return first.as_strided((len(flat),), (1,))
-    for parameter, part in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
-        parameter.data = part.view_as(parameter)
-    return flat
 
 
 def _arrays(seen: TensorObservation) -> Observation:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -38,7 +38,6 @@ __all__ = [
     "PpoSpec",
     "RatioError",
     "behaviour_logp",
-    "make_optimizer",
     "sample",
     "update",
 ]
@@ -49,6 +48,12 @@ Average = Callable[[Tensor], None]
 # Rollout and update run the network on batches of different sizes, which rounds differently. Bugs are larger:
 # a dropped mask gives .9, a forgotten temperature .3.
 RATIO_TOLERANCE = 1e-3
+
+
+class Optimizer(Protocol):
+    def step(self, gradients: Tensor, learning_rate: float) -> None:
+        """Move all parameters, given the gradients of all: see `flat.Adam`."""
+        ...
 
 
 class DivergedError(RuntimeError):
@@ -134,15 +139,10 @@ class Knobs:
     imitation_coef: float = 0.0
 
 
-def make_optimizer(network: torch.nn.Module, spec: PpoSpec) -> torch.optim.Adam:
-    rate = spec.learning_rate.value(0.0)
-    return torch.optim.Adam(network.parameters(), lr=rate, eps=spec.adam_eps, fused=True)
-
-
 def update(
     spec: PpoSpec,
     network: PolicyNetwork,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     batch: Batch,
     knobs: Knobs,
     generator: torch.Generator,
@@ -152,8 +152,6 @@ def update(
 
     With several ranks, each calls it with a rollout of its own of the same size, and all take the same steps.
     """
-    for group in optimizer.param_groups:
-        group["lr"] = knobs.lr
     runner = make_pass(network)
     rollout = Rollout(spec, batch)
     history: list[dict[str, float]] = []
@@ -180,7 +178,7 @@ def update(
         if stop:
             break
         norms.append(norm)
-        optimizer.step()
+        optimizer.step(runner.flat.gradients, knobs.lr)
     return {
         **_summary(history),
         "explained_variance": explained_variance(batch.old_values, batch.returns),

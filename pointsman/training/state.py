@@ -33,11 +33,10 @@ def save(trainer: Trainer) -> TrainerState:
         arrays |= {f"average/{name}": tensor for name, tensor in trainer.average.state_dict().items()}
     if trainer.reward_scale is not None:
         arrays["reward_scale"] = torch.from_numpy(trainer.reward_scale.squares)
-    for name, parameter in trainer.network.named_parameters():
-        moments = trainer.optimizer.state.get(parameter, {})
-        arrays |= {f"optimizer/{name}/{part}": tensor for part, tensor in moments.items()}
+    arrays |= {"optimizer/mean": trainer.optimizer.mean, "optimizer/square": trainer.optimizer.square}
     values: dict[str, Any] = {
         "num_updates": trainer.num_updates,
+        "optimizer_steps": trainer.optimizer.num_steps,
         "exploration": trainer.exploration.state_dict(),
         "monitor": trainer.monitor.state_dict(),
         "stage": None if trainer.curriculum is None else trainer.curriculum.index,
@@ -70,10 +69,9 @@ def restore(trainer: Trainer, state: TrainerState) -> None:
     if trainer.reward_scale is not None:
         trainer.reward_scale.squares = arrays["reward_scale"].numpy().copy()
         trainer.reward_scale.num_updates = values["num_updates"]
-    for name, parameter in trainer.network.named_parameters():
-        moments = _under(arrays, f"optimizer/{name}/")
-        if moments:
-            trainer.optimizer.state[parameter] = moments
+    trainer.optimizer.mean.copy_(arrays["optimizer/mean"])
+    trainer.optimizer.square.copy_(arrays["optimizer/square"])
+    trainer.optimizer.num_steps = values["optimizer_steps"]
     trainer.num_updates = values["num_updates"]
     trainer.exploration.load_state_dict(values["exploration"])
     trainer.monitor.load_state_dict(values["monitor"])

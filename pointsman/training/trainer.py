@@ -30,11 +30,12 @@ from pointsman.training.buffers import Buffers, episode_metrics
 from pointsman.training.config import TrainConfig
 from pointsman.training.curriculum import Curriculum
 from pointsman.training.exploration import Event, Exploration
+from pointsman.training.flat import Adam
 from pointsman.training.minibatches import Batch
 from pointsman.training.networks import PolicyNetwork, TensorObservation, build_network
 from pointsman.training.normalisers import RewardScale
 from pointsman.training.passes import make_pass, use_one_thread
-from pointsman.training.ppo import DivergedError, Knobs, RatioError, make_optimizer
+from pointsman.training.ppo import DivergedError, Knobs, RatioError
 from pointsman.training.ppo import update as ppo_update
 from pointsman.training.problems import make_env
 from pointsman.training.ranks import RankError, Ranks
@@ -58,7 +59,7 @@ class Trainer:
         space = self.env.env.space
         self.network = build_network(config.network, space, self._seed(WEIGHTS, 0, rank=0))
         self.runner = make_pass(self.network)
-        self.optimizer = make_optimizer(self.network, config.ppo)
+        self.optimizer = Adam(self.network, config.ppo.adam_eps)
         # A minibatch is spread over the ranks, so that their number changes the speed and not the learning.
         self.ppo = config.ppo.model_copy(
             update={"minibatch_size": max(2, config.ppo.minibatch_size // ranks.size)}

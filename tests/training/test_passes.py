@@ -15,7 +15,7 @@ from pointsman.training import pooled
 from pointsman.training.losses import Terms, behaviour_logp, entropy_of, policy_logp
 from pointsman.training.minibatches import Batch, Rollout
 from pointsman.training.networks import PolicyNetwork
-from pointsman.training.passes import CompiledPass, PlainPass, flat_parameters, make_pass
+from pointsman.training.passes import CompiledPass, PlainPass, make_pass
 from pointsman.training.ppo import Knobs, PpoSpec, losses_of
 
 from .networks import make_network, make_observation
@@ -217,16 +217,3 @@ def test_values_and_logits_are_those_of_the_network() -> None:
 def test_only_what_it_was_written_for_is_compiled() -> None:
     assert isinstance(make_pass(make_network(separate_critic=False)), PlainPass)
     assert isinstance(make_pass(make_network(kind="attention")), PlainPass)
-
-
-def test_parameters_become_views_of_one_vector_once() -> None:
-    network = make_network()
-    before = [parameter.detach().clone() for parameter in network.parameters()]
-    flat = flat_parameters(network)
-    assert flat_parameters(network).data_ptr() == flat.data_ptr()
-    assert torch.equal(flat, torch.cat([part.flatten() for part in before]))
-    flat.add_(1.0)
-    for parameter, old in zip(network.parameters(), before, strict=True):
-        torch.testing.assert_close(parameter.detach(), old + 1.0)
-    twin = copy.deepcopy(network)
-    assert flat_parameters(twin).data_ptr() != flat.data_ptr()

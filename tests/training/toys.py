@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pointsman.envs.entity import EntitySpace, Feature, Observation
 from pointsman.training.advantages import gae
 from pointsman.training.networks import PolicyNetwork, TensorObservation
-from pointsman.training.ppo import Batch, Knobs, PpoSpec, make_optimizer, sample, update
+from pointsman.training.flat import Adam
+from pointsman.training.ppo import Batch, Knobs, PpoSpec, sample, update
 
 Array = NDArray[Any]
 
@@ -159,7 +160,7 @@ def learn(
     truncation_is_end: bool = False,
 ) -> list[float]:
     """Rollout, advantages, update; again. Returns the mean reward of each rollout."""
-    optimizer, generator = make_optimizer(network, spec), torch.Generator().manual_seed(seed)
+    optimizer, generator = Adam(network, spec.adam_eps), torch.Generator().manual_seed(seed)
     scale, rewards = network.value_scale, []
     now = TensorObservation.from_numpy(env.observation())
     num_envs = len(now.context)
