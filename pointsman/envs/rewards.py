@@ -21,7 +21,6 @@ from pydantic import Field, field_validator, model_validator
 
 from pointsman.errors import InputError
 from pointsman.evaluation.objective import Objective
-from pointsman.simulator.state import SIM
 from pointsman.spec import Spec
 
 Array = NDArray[np.float64]
@@ -44,22 +43,11 @@ class Totals(NamedTuple):
 
     @classmethod
     def of(cls, sims: Any) -> Totals:
-        """A copy of what the clusters [N] SIM have now; by offsets, because looking up names takes longer."""
-        words = sims.view(np.ndarray).view(np.int64).reshape(len(sims), -1)
-        floats = words[:, FLOAT_WORDS].view(np.float64)
-        return cls(*floats.T, *words[:, INT_WORDS].T.astype(np.float64))
+        """A copy of what the clusters [N] SIM have now."""
+        return cls(*(sims[name].astype(np.float64) for name in cls._fields))
 
     def since(self, before: Totals) -> Totals:
         return Totals(*(new - old for new, old in zip(self, before, strict=True)))
-
-
-def _words(dtype: type) -> list[int]:
-    """Where the fields of `Totals` with this type stand in a SIM record, in words of 8 bytes."""
-    fields: Any = SIM.fields
-    return [fields[name][1] // 8 for name in Totals._fields if fields[name][0] == dtype]
-
-
-FLOAT_WORDS, INT_WORDS = _words(np.float64), _words(np.int64)  # in this order in `Totals`
 
 
 class Snapshot(NamedTuple):
@@ -203,7 +191,7 @@ class RewardSpec(Spec):
     ) -> tuple[Array, dict[str, Array], NDArray[np.bool_]]:
         """(reward [N], its terms, which rewards were clipped or squashed flat)."""
         terms = {name: weight * TERMS[name](snapshot, self) / scale for name, weight in weights.items()}
-        raw = np.sum(list(terms.values()), axis=0)
+        raw = sum(terms.values(), start=np.zeros(len(scale)))
         reward = raw
         is_flat = np.zeros(len(raw), np.bool_)
         if self.squash == "tanh":

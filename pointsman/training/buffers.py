@@ -64,11 +64,12 @@ class Buffers:
         self.episodes: list[Episode] = []
         self.terms: dict[str, NDArray[np.float32]] = {}
 
-    def see(self, t: int, observation: Observation) -> TensorObservation:
-        """Copy what is acted on at step t; returns it as tensors [N, ...]."""
-        for buffer, array in zip(self.arrays, observation, strict=True):
-            buffer[t] = array
-        return TensorObservation(*(tensor[t] for tensor in self.observation))
+    def see(self, t: int, observation: Observation) -> Observation:
+        """Copy what is acted on at step t; returns the copy [N, ...]."""
+        copy = Observation(*(buffer[t] for buffer in self.arrays))
+        for mine, array in zip(copy, observation, strict=True):
+            mine[:] = array
+        return copy
 
     def record(self, t: int, step: Step, state: Tensor | None) -> None:
         """What followed the actions of step t; `state` [N, width] is the memory after them."""

@@ -67,14 +67,21 @@ def sample(
     logits: Tensor, temperature: float, epsilon: float, action_mask: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Actions [B] and their log-probabilities [B] from masked logits [B, A]."""
+    chance = torch.rand(len(logits), dtype=torch.float64, generator=generator)
+    return draw(logits, temperature, epsilon, action_mask, chance)
+
+
+def draw(
+    logits: Tensor, temperature: float, epsilon: float, action_mask: Tensor, chance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same, by random numbers [B] that are uniform in [0, 1)."""
     logp = policy_logp(logits, temperature)
     share = logp.double().exp()
     if epsilon > 0.0:
         share = (1.0 - epsilon) * share + epsilon * action_mask / action_mask.sum(-1, keepdim=True)
-    # Inverse CDF in float64: u < 1 stays below the total there, so the action found has a share above 0.
+    # Inverse CDF in float64: a number < 1 stays below the total there, so what is found has a share above 0.
     cdf = share.cumsum(-1)
-    u = torch.rand((len(logits), 1), dtype=torch.float64, generator=generator)
-    actions = (cdf <= u * cdf[:, -1:]).sum(-1)
+    actions = (cdf <= chance[:, None] * cdf[:, -1:]).sum(-1)
     return actions, mix_uniform(_chosen(logp, actions), epsilon, action_mask)
 
 
@@ -194,7 +201,7 @@ def _log_softmax(logits: Array, mask: Array, temperature: float, logp: Array, p:
 def draw_action(
     logits: Array, mask: Array, temperature: float, epsilon: float, chance: float
 ) -> tuple[int, float]:
-    """What `sample` does, for one decision: an action and its log-probability; chance in [0, 1)."""
+    """`draw` for one decision: an action and its log-probability."""
     logp, share = np.empty(len(mask)), np.empty(len(mask))
     _log_softmax(logits, mask, temperature, logp, share)
     num_legal = mask.sum()

@@ -21,7 +21,7 @@ from torch import Tensor
 from pointsman.envs.entity import Observation
 from pointsman.training import pooled
 from pointsman.training.flat import FlatGradients, flat_parameters
-from pointsman.training.losses import Losses, loss_gradients, sample
+from pointsman.training.losses import Losses, draw, loss_gradients
 from pointsman.training.minibatches import Rollout
 from pointsman.training.networks import PolicyNetwork, TensorObservation
 from pointsman.training.normalisers import FeatureScale
@@ -34,8 +34,8 @@ class Decisions(NamedTuple):
     state: Tensor | None  # [N, W] after them, of a network with a memory
 
 
-# (seen, state, temperature, epsilon, generator) -> what to do
-Policy = Callable[[TensorObservation, Tensor | None, float, float, torch.Generator], Decisions]
+# (seen [N, ...], state, temperature, epsilon, random numbers [N] uniform in [0, 1)) -> what to do
+Policy = Callable[[Observation, Tensor | None, float, float, NDArray[np.float64]], Decisions]
 
 
 class Pass(Protocol):
@@ -90,14 +90,15 @@ class PlainPass:
     @torch.no_grad()
     def _decide(
         self,
-        seen: TensorObservation,
+        seen: Observation,
         state: Tensor | None,
         temperature: float,
         epsilon: float,
-        generator: torch.Generator,
+        chance: NDArray[np.float64],
     ) -> Decisions:
-        logits, state = self.network.act(seen, state)
-        actions, logp = sample(logits, temperature, epsilon, seen.action_mask, generator)
+        tensors = TensorObservation.from_numpy(seen)
+        logits, state = self.network.act(tensors, state)
+        actions, logp = draw(logits, temperature, epsilon, tensors.action_mask, torch.from_numpy(chance))
         return Decisions(actions.numpy(), logp.numpy(), logits.argmax(-1).numpy(), state)
 
     @torch.no_grad()
@@ -157,19 +158,18 @@ class CompiledPass:
         turned, scales = self._turned(), self._scales()
 
         def decide(
-            seen: TensorObservation,
+            seen: Observation,
             state: Tensor | None,
             temperature: float,
             epsilon: float,
-            generator: torch.Generator,
+            chance: NDArray[np.float64],
         ) -> Decisions:
-            num = len(seen.context)
-            chance = torch.rand(num, dtype=torch.float64, generator=generator).numpy()
+            num = len(chance)
             made = Decisions(
                 np.empty(num, np.int64), np.empty(num, np.float32), np.empty(num, np.int64), None
             )
             pooled.run_decisions(
-                _arrays(seen), scales, self.shape, turned, temperature, epsilon, chance, *made[:3]
+                seen, scales, self.shape, turned, temperature, epsilon, chance, *made[:3]
             )
             return made
 

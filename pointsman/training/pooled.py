@@ -155,7 +155,10 @@ def _take(seen: Observation, scales: Scales, shape: Shape, index: Array, first: 
     num_slots, pooled_width = seen.entities.shape[1], 2 * shape.width
     row, num = 0, 0
     piece.starts[0] = 0
-    while num < PIECE_DECISIONS and first + num < len(index):
+    num_left = len(index) - first
+    if num_left > PIECE_DECISIONS:  # the last two pieces share what is left
+        num_left = min((num_left + 1) // 2, PIECE_DECISIONS)
+    while num < num_left:
         i = index[first + num]
         if row + num_slots > piece.inputs.shape[0]:
             break

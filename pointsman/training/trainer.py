@@ -121,13 +121,14 @@ class Trainer:
         events = self.exploration.after_update(self.num_updates, fraction_done, metrics)
         return metrics, events
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def rollout(self, knobs: Knobs) -> dict[str, float]:
         """Fill the buffers: T steps of the N environments with actions drawn from the policy."""
         buffers, clock = self.buffers, time.perf_counter
         buffers.clear()
         buffers.is_start[0] = self.env.is_start
-        decide = self.runner.policy()
+        decide, shape = self.runner.policy(), (buffers.num_steps, buffers.num_envs)
+        chance = torch.rand(shape, dtype=torch.float64, generator=self.generator).numpy()
         inference_s = env_s = 0.0
         for t in range(buffers.num_steps):
             start = clock()
@@ -135,7 +136,7 @@ class Trainer:
             if buffers.states is not None:
                 assert self.state is not None
                 buffers.states[t] = self.state
-            made = decide(seen, self.state, knobs.temperature, knobs.epsilon, self.generator)
+            made = decide(seen, self.state, knobs.temperature, knobs.epsilon, chance[t])
             buffers.actions[t], buffers.logp[t] = made.actions, made.logp
             buffers.greedy_actions[t] = made.greedy_actions
             acted = clock()
@@ -154,7 +155,7 @@ class Trainer:
             buffers.states[-1] = self.state
         return {"inference_s": inference_s, "env_s": env_s}
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def values(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """V of all observations [T + 1, N], and of the last ones of episodes cut off [T, N]."""
         buffers, network = self.buffers, self.network

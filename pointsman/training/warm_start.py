@@ -30,9 +30,10 @@ from pointsman.policies.spec import PolicySpec
 from pointsman.spec import Spec, parse_spec
 from pointsman.training.buffers import Buffers
 from pointsman.training.headroom import at_random, by_teacher, play
-from pointsman.training.losses import entropy_of, policy_logp, sample
+from pointsman.training.losses import entropy_of, policy_logp
 from pointsman.training.minibatches import shuffled, shuffled_sequences
 from pointsman.training.networks import PolicyNetwork, TensorObservation
+from pointsman.training.passes import make_pass
 from pointsman.training.ranks import Ranks
 
 ROUND_STEPS = 64  # T of a round
@@ -149,7 +150,7 @@ class Classroom:
         self.state = self.network.initial_state(self.env.num_envs)
         self.is_start: NDArray[np.bool_] = np.ones(self.env.num_envs, np.bool_)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def collect(self, shares: ActorShares) -> Round:
         """T decisions, each environment under one actor, every one labelled by its teacher."""
         buffers, env = self.buffers, self.env
@@ -158,13 +159,13 @@ class Classroom:
         actor = self.rng.choice(3, env.num_envs, p=weights / weights.sum())
         by_chance = at_random(int(self.rng.integers(1 << 32)))
         buffers.is_start[0] = self.is_start
+        decide = make_pass(self.network).policy()
         for t in range(buffers.num_steps):
             seen = buffers.see(t, self.observation)
             if buffers.states is not None:
                 assert self.state is not None
                 buffers.states[t] = self.state
-            logits, state = self.network.act(seen, self.state)
-            own = sample(logits, 1.0, 0.0, seen.action_mask, self.generator)[0].numpy()
+            own, _, _, state = decide(seen, self.state, 1.0, 0.0, self.rng.random(env.num_envs))
             advice, luck = self.teachers.advise(env), self.rng.random(env.num_envs)
             taught = self.teachers.pick(advice, self.groups, luck)
             step = env.step(np.choose(actor, (own, taught, by_chance(self.observation))))

@@ -73,11 +73,11 @@ def test_a_tail_has_a_price_however_short_it_is() -> None:
     """Of the first tokens of the shadow a tenth comes after a limit of 0.9, each episode has its own."""
     env = make_env(6, tail=0.9, reward={"terms": {"slo": 1.0}}, shadow={"kind": "round-robin"}, decisions=900)
     env.reset(0)
-    limits_s = env._sims.slo_ttft_s.copy()
+    limits_s = env._sims["slo_ttft_s"].copy()
     assert len(np.unique(limits_s)) == env.num_envs
-    np.testing.assert_array_equal(limits_s, env._shadows.slo_ttft_s)
+    np.testing.assert_array_equal(limits_s, env._shadows["slo_ttft_s"])
     terms = [env.step(env.advise(0)).terms["slo"].sum() for _ in range(800)]
-    late = 1.0 - env._shadows.num_fast_first_tokens.sum() / env._shadows.num_first_tokens.sum()
+    late = 1.0 - env._shadows["num_fast_first_tokens"].sum() / env._shadows["num_first_tokens"].sum()
     assert 0.03 < late < 0.2
     assert sum(terms) > 0.0  # least-delay has the shorter tail
 
@@ -98,7 +98,7 @@ def test_costs_are_latencies() -> None:
         step = env.step(any_legal(seen, rng))
         for name, term in step.terms.items():
             paid[name] = paid.get(name, 0.0) - float(term[0])
-    clusters, now = env._clusters[0], float(env._sims.now[0])
+    clusters, now = env._clusters[0], float(env._sims["now"][0])
     assert clusters is not None
     requests = clusters.requests[0]
     here = requests[requests["arrived_at"] <= now]
@@ -115,7 +115,7 @@ def test_costs_are_latencies() -> None:
 
     policies = PolicyTables([PolicySpec()])  # its rows point into it
     run(env._sims, policies.rows, np.zeros(1, np.int64), 0, 1)
-    assert env._sims.status[0] == DONE
+    assert env._sims["status"][0] == DONE
     e2e, ttft = (requests[name] - requests["arrived_at"] for name in ("completed_at", "first_token_at"))
     sim = env._sims[0]
     assert sim.in_system_area == pytest.approx(e2e.sum())
@@ -196,7 +196,7 @@ def test_true_lengths_show_only_when_requests_end(which: str) -> None:
         original = whole._clusters[0].requests[0]  # type: ignore[union-attr]
         ends = original["completed_at"][changed]
         first_end = min([first_end, *ends[ends >= 0]])
-        if whole._sims.now[0] >= first_end:
+        if whole._sims["now"][0] >= first_end:
             break
         assert same(seen, also, *POLICY_SEES)
         num_same += 1
@@ -291,7 +291,7 @@ def has_memory_and_room(env: RoutingEnv, i: int) -> tuple[list[bool], list[bool]
     clusters = env._clusters[i]
     assert clusters is not None
     signals = {name: clusters.signals[0][row] for name, row in SIGNAL_INDEX.items()}
-    prompt = int(clusters.requests[0]["num_prefill"][env._sims.queue_head[i]])
+    prompt = int(clusters.requests[0]["num_prefill"][env._sims["queue_head"][i]])
     rule = env.spec.hold
     booked = signals["context_tokens"] + signals["pending_prefill_tokens"] + prompt
     is_idle = signals["outstanding"] == 0
@@ -324,12 +324,12 @@ def test_holding_is_legal_only_while_no_replica_has_room() -> None:
 def test_holding_ends_after_max_hold_s() -> None:
     env = make_env(4, **CROWDED)
     seen = env.reset(0)
-    env._sims.max_hold_s = 0.2
+    env._sims["max_hold_s"] = 0.2
     num_overdue = 0
     for _ in range(300):
-        waited_s = env._sims.now - [
+        waited_s = env._sims["now"] - [
             clusters.requests[0]["arrived_at"][head]  # type: ignore[union-attr]
-            for clusters, head in zip(env._clusters, env._sims.queue_head, strict=True)
+            for clusters, head in zip(env._clusters, env._sims["queue_head"], strict=True)
         ]
         is_overdue = waited_s >= 0.2
         assert not seen.action_mask[is_overdue, 0].any()
@@ -483,10 +483,10 @@ def test_time_passes_between_decisions() -> None:
     env = make_env(2)
     env.reset(0)
     for _ in range(50):
-        before = env._sims.now.copy()
+        before = env._sims["now"].copy()
         step = env.step(env.advise(0))
-        np.testing.assert_allclose(step.elapsed_s, env._sims.now - before, rtol=1e-5, atol=1e-6)
-        assert env._shadows.now.tolist() == env._sims.now.tolist()
+        np.testing.assert_allclose(step.elapsed_s, env._sims["now"] - before, rtol=1e-5, atol=1e-6)
+        assert env._shadows["now"].tolist() == env._sims["now"].tolist()
 
 
 def test_difficulty_is_taken_back_by_an_empty_stage() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pointsman.envs.entity import Observation
 from pointsman.training import pooled
 from pointsman.training.losses import Terms, behaviour_logp, entropy_of, policy_logp
 from pointsman.training.minibatches import Batch, Rollout
@@ -176,8 +177,9 @@ def test_a_forgotten_relu_on_the_way_back_is_noticed(monkeypatch: pytest.MonkeyP
 def test_decisions_are_those_of_the_plain_policy(temperature: float, epsilon: float) -> None:
     network = make_network(hint="entity2", hint_strength=0.5)
     seen = make_batch(network).observation
+    arrays, chance = Observation(*(tensor.numpy() for tensor in seen)), np.random.default_rng(3).random(NUM)
     found, expected = (
-        runner.policy()(seen, None, temperature, epsilon, torch.Generator().manual_seed(3))
+        runner.policy()(arrays, None, temperature, epsilon, chance)
         for runner in (CompiledPass(network), PlainPass(network))
     )
     assert (found.actions == expected.actions).mean() > 0.99, "but for random numbers at the very edge"
@@ -190,14 +192,15 @@ def test_decisions_are_those_of_the_plain_policy(temperature: float, epsilon: fl
 
 def test_a_policy_stays_as_it_was_when_it_was_made() -> None:
     network = make_network()
-    seen, runner = make_batch(network).observation, make_pass(network)
+    seen = Observation(*(tensor.numpy() for tensor in make_batch(network).observation))
+    runner, chance = make_pass(network), np.random.default_rng(0).random(NUM)
     policy = runner.policy()
-    before = policy(seen, None, 1.0, 0.0, torch.Generator().manual_seed(0))
+    before = policy(seen, None, 1.0, 0.0, chance)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.mul_(1.5)
-    again = policy(seen, None, 1.0, 0.0, torch.Generator().manual_seed(0))
-    new = runner.policy()(seen, None, 1.0, 0.0, torch.Generator().manual_seed(0))
+    again = policy(seen, None, 1.0, 0.0, chance)
+    new = runner.policy()(seen, None, 1.0, 0.0, chance)
     np.testing.assert_array_equal(before.logp, again.logp)
     assert (before.logp != new.logp).any()
 
