@@ -4,8 +4,8 @@ All train on `steady-chat` with the same number of environments, rollout length,
 by turns in one run: a machine's mood hits them all, and CPU time beside wall time shows
 what it took away. Two peers, because "the same size" can mean two things: MaskablePPO's own MLP with as many
 parameters as our network, and our architecture in plain PyTorch as its policy. (Per parameter it computes
-more: every weight is used for each replica.) Each on one thread, and on two, as it may use both cores too; ours
-has a thread for each process. Early stopping is off: every update makes all its passes.
+more: every weight is used for each replica.) Both on one thread and on two, as they may use both cores too;
+ours has one thread a process. Early stopping is off: every update makes all its passes.
 Evaluation and checkpoints are not included; that environments start anew every `checkpoint_every` updates is.
 
     python benchmarks/training_speed.py [--rounds 5] [--updates 4] [--json]

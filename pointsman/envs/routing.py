@@ -138,7 +138,10 @@ class RoutingEnv:
         self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
         self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
         self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]
-        self._own_rows, self._shadow_rows = self._own.rows.view(np.ndarray), self._shadow.rows.view(np.ndarray)
+        self._own_rows, self._shadow_rows = (
+            self._own.rows.view(np.ndarray),
+            self._shadow.rows.view(np.ndarray),
+        )
         self._warmup = [PolicyTables([PolicySpec(kind=kind)] * 3) for kind in spec.warmup_policies]
         self._clusters: list[Clusters | None] = [None] * num_envs
         # Plain arrays of records: a recarray takes ten times as long to look up a field.
@@ -274,7 +277,9 @@ class RoutingEnv:
         terminated = excess / self._sims["num_replicas"] > self.spec.max_overhang
         # Ending early must not pay: the excess goes on for a while, at its present rate.
         reward = reward - np.where(terminated, excess * self.spec.bad_end_s / scale, 0.0)
-        truncated = ~terminated & ((self._lengths >= self.spec.decisions) | (self._sims["status"] != DECISION))
+        truncated = ~terminated & (
+            (self._lengths >= self.spec.decisions) | (self._sims["status"] != DECISION)
+        )
         self._returns += reward
         groups = self.group.copy()
         episodes = self._end(terminated | truncated)

@@ -59,9 +59,15 @@ class Adam:
 
     def step(self, gradients: Tensor, learning_rate: float) -> None:
         self.num_steps += 1
-        arrays = (part.numpy() for part in (self.weights, gradients, self.mean, self.square))
-        rate = learning_rate / (1.0 - BETA1**self.num_steps)
-        _adam_step(*arrays, rate, math.sqrt(1.0 - BETA2**self.num_steps), self.eps)
+        _adam_step(
+            self.weights.numpy(),
+            gradients.numpy(),
+            self.mean.numpy(),
+            self.square.numpy(),
+            learning_rate / (1.0 - BETA1**self.num_steps),
+            math.sqrt(1.0 - BETA2**self.num_steps),
+            self.eps,
+        )
 
 
 @compiled

@@ -25,6 +25,7 @@ from pointsman.training.losses import Losses, draw, loss_gradients
 from pointsman.training.minibatches import Rollout
 from pointsman.training.networks import PolicyNetwork, TensorObservation
 from pointsman.training.normalisers import FeatureScale
+from pointsman.training.pooled_gradients import run_gradients
 
 
 class Decisions(NamedTuple):
@@ -168,9 +169,7 @@ class CompiledPass:
             made = Decisions(
                 np.empty(num, np.int64), np.empty(num, np.float32), np.empty(num, np.int64), None
             )
-            pooled.run_decisions(
-                seen, scales, self.shape, turned, temperature, epsilon, chance, *made[:3]
-            )
+            pooled.run_decisions(seen, scales, self.shape, turned, temperature, epsilon, chance, *made[:3])
             return made
 
         return decide
@@ -189,7 +188,7 @@ class CompiledPass:
         return logits, None
 
     def gradients(self, rollout: Rollout, index: Tensor, losses: Losses) -> None:
-        pooled.run_gradients(
+        run_gradients(
             _arrays(rollout.observation),
             rollout.rows,
             self._scales(),

@@ -94,7 +94,10 @@ class Ranks:
             self._num_averaged += 1
             half[self.rank] = part
             self.gather(None)
-            np.mean(half, axis=0, out=part)
+            part[:] = half[0]
+            for other in half[1:]:  # np.mean takes three times as long
+                part += other
+            part /= self.size
 
     def total(self, tensor: Tensor) -> Tensor:
         """The sum of a small tensor over the ranks."""

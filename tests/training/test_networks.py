@@ -306,17 +306,3 @@ def test_layers_start_orthogonal_with_the_gains_of_ppo() -> None:
 def test_an_unknown_hint_is_refused() -> None:
     with pytest.raises(InputError, match=r"network\.hint = 'luck'"):
         build_network(NetworkSpec(hint="luck"), make_space(), seed=0)
-
-
-@pytest.mark.parametrize("num_large", [0, 1, 40, 300])
-@pytest.mark.parametrize("kind", ["pooled", "attention"])
-def test_small_rows_cut_to_size_give_the_same(kind: str, num_large: int) -> None:
-    """A large batch whose rows mostly leave half of the slots empty is computed in two parts."""
-    network = make_network(8, kind=kind)
-    seen = make_observation(300, 8)
-    seen.entity_mask[: 300 - num_large, 4:] = False
-    seen.action_mask[: 300 - num_large, 5:] = False
-    in_parts = network(seen)
-    one_by_one = [network(seen.rows(slice(start, start + 100))) for start in range(0, 300, 100)]
-    torch.testing.assert_close(in_parts.logits, torch.cat([part.logits for part in one_by_one]))
-    torch.testing.assert_close(in_parts.value, torch.cat([part.value for part in one_by_one]))

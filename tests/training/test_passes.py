@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pointsman.envs.entity import Observation
-from pointsman.training import pooled
+from pointsman.training import passes, pooled_gradients
 from pointsman.training.losses import Terms, behaviour_logp, entropy_of, policy_logp
 from pointsman.training.minibatches import Batch, Rollout
 from pointsman.training.networks import PolicyNetwork
@@ -163,13 +163,14 @@ def forget_relu(slopes: Any, out: Any, bias_gradient: Any) -> None:
 
 def test_a_forgotten_relu_on_the_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels run without being compiled: slow, and open to be broken."""
-    for name, kernel in list(vars(pooled).items()):
+    for name, kernel in list(vars(pooled_gradients).items()):
         if hasattr(kernel, "py_func"):
-            monkeypatch.setattr(pooled, name, kernel.py_func)
+            monkeypatch.setattr(pooled_gradients, name, kernel.py_func)
+    monkeypatch.setattr(passes, "run_gradients", pooled_gradients.run_gradients)
     network = make_network(width=4)
     batch = make_batch(network, 20)
     assert difference(network, batch, PpoSpec(), ALL_KNOBS, math.inf) < 2e-5
-    monkeypatch.setattr(pooled, "_relu_back", forget_relu)
+    monkeypatch.setattr(pooled_gradients, "_relu_back", forget_relu)
     assert difference(network, batch, PpoSpec(), ALL_KNOBS, math.inf) > 1e-2
 
 

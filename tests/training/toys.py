@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pointsman.envs.entity import EntitySpace, Feature, Observation
 from pointsman.training.advantages import gae
-from pointsman.training.networks import PolicyNetwork, TensorObservation
 from pointsman.training.flat import Adam
+from pointsman.training.networks import PolicyNetwork, TensorObservation
 from pointsman.training.ppo import Batch, Knobs, PpoSpec, sample, update
 
 Array = NDArray[Any]
