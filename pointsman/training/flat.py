@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pointsman.training.losses import Array, Terms, compiled
+from pointsman.training.jit import Array, compiled
+from pointsman.training.losses import Terms
 
 BETA1, BETA2 = 0.9, 0.999
 

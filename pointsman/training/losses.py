@@ -20,27 +20,18 @@ Letters: B decisions, A actions. Illegal actions have logits of -1e9.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
-import numba
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+from pointsman.training.jit import Array, compiled, inner
 
 if TYPE_CHECKING:
     from pointsman.training.networks import Output
 
-Array = NDArray[Any]
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 ILLEGAL = -1e9
-
-
-def compiled(function: Kernel) -> Kernel:
-    fast = {"contract", "reassoc", "nsz"}
-    kernel: Kernel = numba.njit(function, cache=True, nogil=True, error_model="numpy", fastmath=fast)
-    return kernel
 
 
 def policy_logp(logits: Tensor, temperature: float) -> Tensor:
@@ -180,7 +171,7 @@ def _minibatch_losses(
     finish_terms(sums, num, num_advice, losses, terms)
 
 
-@compiled
+@inner
 def _log_softmax(logits: Array, mask: Array, temperature: float, logp: Array, p: Array) -> None:
     """[A] log-probabilities and probabilities of the legal actions; the others get -1e9 and 0."""
     highest = -np.inf
@@ -197,7 +188,7 @@ def _log_softmax(logits: Array, mask: Array, temperature: float, logp: Array, p:
         logp[j] = logits[j] / temperature - log_total if mask[j] else ILLEGAL
 
 
-@compiled
+@inner
 def draw_action(
     logits: Array, mask: Array, temperature: float, epsilon: float, chance: float
 ) -> tuple[int, float]:
@@ -221,7 +212,7 @@ def draw_action(
     return action, np.log(share[action]) if epsilon > 0.0 else logp[action]
 
 
-@compiled
+@inner
 def num_advised(rows: Rows, index: Array) -> int:
     """How many of the decisions at `index` have a teacher's advice."""
     num = 0
@@ -236,7 +227,7 @@ def num_advised(rows: Rows, index: Array) -> int:
 _PG, _V, _ENTROPY, _LOG_LEGAL, _KL, _CLIPPED, _RATIO_ERROR, _KL_REF, _IMITATION, NUM_SUMS = range(10)
 
 
-@compiled
+@inner
 def add_losses(
     logits: Array,
     values: Array,
@@ -326,13 +317,13 @@ def add_losses(
             slope_values[i] = losses.value_coef * error / num_total
 
 
-@compiled
+@inner
 def is_bonus_off(sums: Array, num_total: int, losses: Losses) -> bool:
     """Whether slopes that were computed with an entropy bonus must be computed anew without it."""
     return losses.entropy_coef != 0.0 and sums[_ENTROPY] / num_total > losses.highest_entropy
 
 
-@compiled
+@inner
 def finish_terms(sums: Array, num_total: int, num_advice: int, losses: Losses, terms: Array) -> None:
     """`Terms` from the sums over a whole minibatch."""
     pg_loss, v_loss, entropy = sums[_PG] / num_total, sums[_V] / num_total, sums[_ENTROPY] / num_total

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pointsman.training.losses import Array, compiled
+from pointsman.training.jit import Array, compiled
 
 # Sums a tensor over the processes that train together; the identity when there is only one.
 Reduce = Callable[[Tensor], Tensor]

@@ -1,7 +1,7 @@
 """The two ways to run a network: plain PyTorch for any of them, and compiled, for `pooled`, twice as fast.
 
 A pass acts in rollouts, says what observations are worth, and finds the gradients of minibatches. Parameters
-belong to the network; a pass keeps none of its own, but all gradients are one vector (`FlatGradients`).
+belong to the network; a pass keeps none of its own.
 
 Letters: B decisions, N environments, A actions, W units.
 """
@@ -54,12 +54,9 @@ class Pass(Protocol):
         """[T, N, A] of seen [T, N, ...], and the state after: see `PolicyNetwork.forward_sequence`."""
         ...
 
-    def gradients(self, rollout: Rollout, index: Tensor, losses: Losses) -> None:
-        """Put those of the decisions at `index`, and the terms of their losses, into `flat`."""
+    def gradients(self, rollout: Rollout, index: Tensor, losses: Losses, out: FlatGradients) -> None:
+        """Put those of the decisions at `index`, and the terms of their losses, into `out`."""
         ...
-
-    @property
-    def flat(self) -> FlatGradients: ...
 
 
 def use_one_thread() -> None:
@@ -78,12 +75,6 @@ class PlainPass:
 
     def __init__(self, network: PolicyNetwork) -> None:
         self.network = network
-        self._flat: FlatGradients | None = None
-
-    @property
-    def flat(self) -> FlatGradients:
-        self._flat = self._flat or FlatGradients(self.network)
-        return self._flat
 
     def policy(self) -> Policy:
         return self._decide
@@ -113,12 +104,12 @@ class PlainPass:
         output = self.network.forward_sequence(seen, state, is_start)
         return output.logits, None if output.state is None else output.state[-1]
 
-    def gradients(self, rollout: Rollout, index: Tensor, losses: Losses) -> None:
+    def gradients(self, rollout: Rollout, index: Tensor, losses: Losses, out: FlatGradients) -> None:
         output = rollout.run(self.network, index)
         slopes = loss_gradients(output, rollout.rows_at(index.flatten()), losses)
-        self.flat.everything.zero_()
+        out.everything.zero_()
         torch.autograd.backward((output.logits, output.value), (slopes.logits, slopes.values))
-        self.flat.terms.copy_(slopes.terms)
+        out.terms.copy_(slopes.terms)
 
 
 class CompiledPass:
@@ -148,15 +139,9 @@ class CompiledPass:
             for parameter in parameters.values()
         )
         self.matrices = np.array([(at, *shape) for at, shape in zip(sizes, shapes, strict=False)], np.int64)
-        self._flat: FlatGradients | None = None
-
-    @property
-    def flat(self) -> FlatGradients:
-        self._flat = self._flat or FlatGradients(self.network)
-        return self._flat
 
     def policy(self) -> Policy:
-        turned, scales = self._turned(), self._scales()
+        turned, scales = self._turned(), pooled.Scales(*(array.copy() for array in self._scales()))
 
         def decide(
             seen: Observation,
@@ -187,7 +172,7 @@ class CompiledPass:
         pooled.run_logits(_arrays(seen.flatten()), self._scales(), self.shape, self._turned(), flat)
         return logits, None
 
-    def gradients(self, rollout: Rollout, index: Tensor, losses: Losses) -> None:
+    def gradients(self, rollout: Rollout, index: Tensor, losses: Losses, out: FlatGradients) -> None:
         run_gradients(
             _arrays(rollout.observation),
             rollout.rows,
@@ -198,8 +183,8 @@ class CompiledPass:
             index.numpy(),
             rollout.is_scaled_by_minibatch,
             losses,
-            self.flat.gradients.numpy(),
-            self.flat.terms.numpy(),
+            out.gradients.numpy(),
+            out.terms.numpy(),
         )
 
     def _turned(self) -> NDArray[np.float32]:
@@ -217,7 +202,7 @@ class CompiledPass:
 
 
 def _arrays(seen: TensorObservation) -> Observation:
-    return Observation(*(tensor.numpy() for tensor in seen))
+    return Observation(*(tensor.contiguous().numpy() for tensor in seen))
 
 
 def _shift_and_factor(scale: FeatureScale) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -17,17 +17,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pointsman.envs.entity import Observation
-from pointsman.training.losses import (
-    ILLEGAL,
-    compiled,
-    draw_action,
-)
+from pointsman.training.jit import Array, compiled, inner
+from pointsman.training.losses import ILLEGAL, draw_action
 from pointsman.training.normalisers import CLIP
-
-Array = NDArray[Any]
 
 PIECE_ROWS = 240  # activations fit the cache, and OpenBLAS has its fastest kernels for products this small
 PIECE_DECISIONS = 60
@@ -82,7 +76,7 @@ class Piece(NamedTuple):
     values: Array  # [n]
 
 
-@compiled
+@inner
 def _new_activations(num_slots: int, width: int, depth: int, num_extra: int) -> Activations:
     num_rows = max(PIECE_ROWS, num_slots)
     return Activations(
@@ -93,7 +87,7 @@ def _new_activations(num_slots: int, width: int, depth: int, num_extra: int) -> 
     )
 
 
-@compiled
+@inner
 def new_piece(shape: Shape, num_slots: int) -> Piece:
     num_rows, width = max(PIECE_ROWS, num_slots), shape.width
     return Piece(
@@ -119,17 +113,17 @@ def turn(flat: Array, matrices: Array, out: Array) -> None:
                 out[at + j * num_rows + i] = flat[at + i * num_columns + j]
 
 
-@compiled
+@inner
 def matrix(flat: Array, at: int, num_rows: int, num_columns: int) -> Array:
     return flat[at : at + num_rows * num_columns].reshape(num_rows, num_columns)
 
 
-@compiled
+@inner
 def _scaled(value: Any, shift: Any, factor: Any) -> Any:
     return min(max((value - shift) * factor, np.float32(-CLIP)), np.float32(CLIP))
 
 
-@compiled
+@inner
 def take_piece(
     seen: Observation, scales: Scales, shape: Shape, index: Array, first: int, piece: Piece
 ) -> int:
@@ -170,7 +164,7 @@ def take_piece(
     return num
 
 
-@compiled
+@inner
 def _add_relu(out: Array, bias: Array) -> None:
     zero = np.float32(0)
     for i in range(out.shape[0]):
@@ -178,7 +172,7 @@ def _add_relu(out: Array, bias: Array) -> None:
             out[i, j] = max(out[i, j] + bias[j], zero)
 
 
-@compiled
+@inner
 def _pool(h: Array, starts: Array, num: int, pooled: Array, highest: Array) -> None:
     """Mean and maximum of the rows of each decision; nothing in h is negative."""
     width = h.shape[1]
@@ -200,7 +194,7 @@ def _pool(h: Array, starts: Array, num: int, pooled: Array, highest: Array) -> N
                 highest[b, j] = number if is_higher else highest[b, j]
 
 
-@compiled
+@inner
 def _encode(inputs: Array, turned: Array, at: int, starts: Array, num: int, out: Activations) -> None:
     num_rows, width = starts[num], out.g.shape[1]
     layer = inputs[:num_rows]
@@ -220,7 +214,7 @@ def _encode(inputs: Array, turned: Array, at: int, starts: Array, num: int, out:
     _add_relu(g, turned[at : at + width])
 
 
-@compiled
+@inner
 def forward_actor(
     seen: Observation, shape: Shape, turned: Array, index: Array, first: int, num: int, piece: Piece
 ) -> None:
@@ -266,7 +260,7 @@ def forward_actor(
                 logits[slot + 1] = total
 
 
-@compiled
+@inner
 def forward_critic(shape: Shape, turned: Array, num: int, piece: Piece) -> None:
     """The values of a piece."""
     _encode(piece.inputs, turned, shape.critic, piece.starts, num, piece.critic)

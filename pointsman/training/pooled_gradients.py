@@ -9,18 +9,17 @@ Letters: see pooled.py.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pointsman.envs.entity import Observation
+from pointsman.training.jit import Array, compiled, inner
 from pointsman.training.losses import (
     NUM_SUMS,
     Losses,
     Rows,
     add_losses,
-    compiled,
     finish_terms,
     is_bonus_off,
     num_advised,
@@ -40,8 +39,6 @@ from pointsman.training.pooled import (
     turn,
 )
 
-Array = NDArray[Any]
-
 
 class Slopes(NamedTuple):
     """Memory for the way back."""
@@ -57,7 +54,7 @@ class Slopes(NamedTuple):
     product: Array  # as many as the largest matrix of parameters
 
 
-@compiled
+@inner
 def _new_slopes(shape: Shape, num_slots: int) -> Slopes:
     num_rows, width = max(PIECE_ROWS, num_slots), shape.width
     num_pooled = 2 * width + shape.num_context + shape.num_privileged
@@ -75,7 +72,7 @@ def _new_slopes(shape: Shape, num_slots: int) -> Slopes:
     )
 
 
-@compiled
+@inner
 def _add_product(inputs: Array, slopes: Array, product: Array, gradient: Array) -> None:
     """gradient [I * W] += inputs [m, I] transposed times slopes [m, W]"""
     num = inputs.shape[1] * slopes.shape[1]
@@ -84,7 +81,7 @@ def _add_product(inputs: Array, slopes: Array, product: Array, gradient: Array) 
         gradient[i] += product[i]
 
 
-@compiled
+@inner
 def _relu_back(slopes: Array, out: Array, bias_gradient: Array) -> None:
     """Through relu(z + bias) = out, in place."""
     zero = np.float32(0)
@@ -95,7 +92,7 @@ def _relu_back(slopes: Array, out: Array, bias_gradient: Array) -> None:
             bias_gradient[j] += value
 
 
-@compiled
+@inner
 def _encode_back(
     inputs: Array,
     weights: Array,
@@ -149,7 +146,7 @@ def _encode_back(
     _add_product(inputs[:num_rows], here, slopes.product, gradient[at : at + num_inputs * width])
 
 
-@compiled
+@inner
 def _act_back(
     seen: Observation,
     shape: Shape,
@@ -202,7 +199,7 @@ def _act_back(
     _encode_back(piece.inputs, weights, shape.actor, starts, num, piece.actor, True, slopes, gradient)
 
 
-@compiled
+@inner
 def _value_back(
     shape: Shape, weights: Array, num: int, piece: Piece, slopes: Slopes, gradient: Array
 ) -> None:
@@ -220,7 +217,7 @@ def _value_back(
     )
 
 
-@compiled
+@inner
 def _new_rows(rows: Rows, num_actions: int) -> Rows:
     return Rows(
         np.empty(PIECE_DECISIONS, np.int64),
@@ -231,7 +228,7 @@ def _new_rows(rows: Rows, num_actions: int) -> Rows:
     )
 
 
-@compiled
+@inner
 def _take_rows(rows: Rows, index: Array, first: int, num: int, mean: float, std: float, out: Rows) -> None:
     for b in range(num):
         i = index[first + b]
@@ -246,7 +243,7 @@ def _take_rows(rows: Rows, index: Array, first: int, num: int, mean: float, std:
             out.teacher_actions[b] = rows.teacher_actions[i]
 
 
-@compiled
+@inner
 def _mean_std(values: Array, index: Array) -> tuple[float, float]:
     mean = 0.0
     for i in index:
@@ -258,7 +255,7 @@ def _mean_std(values: Array, index: Array) -> tuple[float, float]:
     return mean, np.sqrt(square / len(index))
 
 
-@compiled
+@inner
 def _turn_back(turned: Array, matrices: Array, out: Array) -> None:
     """The opposite of `turn`."""
     for number in range(len(matrices)):

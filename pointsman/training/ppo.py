@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pointsman.spec import Spec
 from pointsman.training.advantages import DiscountSpec, TimeDiscount
+from pointsman.training.flat import FlatGradients
 from pointsman.training.losses import Losses, Terms, behaviour_logp, sample
 from pointsman.training.minibatches import Batch, Rollout
 from pointsman.training.passes import make_pass
@@ -152,7 +153,7 @@ def update(
 
     With several ranks, each calls it with a rollout of its own of the same size, and all take the same steps.
     """
-    runner = make_pass(network)
+    runner, flat = make_pass(network), FlatGradients(network)
     rollout = Rollout(spec, batch)
     history: list[dict[str, float]] = []
     norms: list[float] = []
@@ -160,10 +161,10 @@ def update(
     jump = spec.entropy_jump_clip if spec.entropy_jump_clip is not None else math.inf
     highest_entropy = math.inf
     for index in (part for _ in range(spec.num_epochs) for part in rollout.epoch(generator)):
-        runner.gradients(rollout, index, losses_of(spec, knobs, highest_entropy))
+        runner.gradients(rollout, index, losses_of(spec, knobs, highest_entropy), flat)
         if average is not None:
-            average(runner.flat.everything)
-        terms = dict(zip(Terms._fields, runner.flat.terms.tolist(), strict=True))
+            average(flat.everything)
+        terms = dict(zip(Terms._fields, flat.terms.tolist(), strict=True))
         if not history:
             _check_ratio(terms["ratio_error"])
             highest_entropy = terms["entropy"] + jump
@@ -172,13 +173,13 @@ def update(
             stop = "kl"
         elif terms["entropy"] < history[0]["entropy"] - jump:
             stop = "entropy"
-        norm = runner.flat.clip(spec.max_grad_norm)
+        norm = flat.clip(spec.max_grad_norm)
         if not (math.isfinite(norm) and math.isfinite(terms["loss"])):
             raise DivergedError(f"{_not_finite(terms, norm)} is not finite; the step was not taken")
         if stop:
             break
         norms.append(norm)
-        optimizer.step(runner.flat.gradients, knobs.lr)
+        optimizer.step(flat.gradients, knobs.lr)
     return {
         **_summary(history),
         "explained_variance": explained_variance(batch.old_values, batch.returns),

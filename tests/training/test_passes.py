@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from pointsman.envs.entity import Observation
-from pointsman.training import passes, pooled_gradients
+from pointsman.training import losses, passes, pooled, pooled_gradients
+from pointsman.training.flat import FlatGradients
 from pointsman.training.losses import Terms, behaviour_logp, entropy_of, policy_logp
 from pointsman.training.minibatches import Batch, Rollout
 from pointsman.training.networks import PolicyNetwork
@@ -61,9 +62,9 @@ def make_batch(network: PolicyNetwork, num: int = NUM, seed: int = 0, num_entiti
 
 
 def everything(runner: Any, rollout: Rollout, index: torch.Tensor, losses: Any) -> torch.Tensor:
-    runner.gradients(rollout, index, losses)
-    found: torch.Tensor = runner.flat.everything.clone()
-    return found
+    flat = FlatGradients(runner.network)
+    runner.gradients(rollout, index, losses, flat)
+    return flat.everything
 
 
 def difference(network: PolicyNetwork, batch: Batch, spec: PpoSpec, knobs: Knobs, highest: float) -> float:
@@ -163,9 +164,10 @@ def forget_relu(slopes: Any, out: Any, bias_gradient: Any) -> None:
 
 def test_a_forgotten_relu_on_the_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels run without being compiled: slow, and open to be broken."""
-    for name, kernel in list(vars(pooled_gradients).items()):
-        if hasattr(kernel, "py_func"):
-            monkeypatch.setattr(pooled_gradients, name, kernel.py_func)
+    for module in (losses, pooled, pooled_gradients):
+        for name, kernel in list(vars(module).items()):
+            if hasattr(kernel, "py_func"):
+                monkeypatch.setattr(module, name, kernel.py_func)
     monkeypatch.setattr(passes, "run_gradients", pooled_gradients.run_gradients)
     network = make_network(width=4)
     batch = make_batch(network, 20)

@@ -166,9 +166,9 @@ def test_every_row_reaches_the_loss(kind: str, monkeypatch: pytest.MonkeyPatch) 
     runner = make_pass(network)
     gradients = runner.gradients
 
-    def spy(rollout: Rollout, index: Tensor, losses: Any) -> None:
+    def spy(rollout: Rollout, index: Tensor, *more: Any) -> None:
         seen.extend(rollout.rows.scalars[2][index.flatten()].tolist())
-        gradients(rollout, index, losses)
+        gradients(rollout, index, *more)
 
     monkeypatch.setattr(runner, "gradients", spy)
     monkeypatch.setattr(ppo, "make_pass", lambda _: runner)
