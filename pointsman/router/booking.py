@@ -52,7 +52,7 @@ from pointsman.simulator.sequences import push_waiting, remove_waiting
 from pointsman.simulator.state import NEVER, NOBODY, SIM, replica_at, request_at
 
 _FILES = ("router/booking.py", "router/deciding.py", "router/sharing.py")
-entry_point = partial(jit.entry_point, files=(*jit.KERNEL_FILES, *_FILES))
+entry_point = partial(jit.entry_point, files=(*jit.KERNEL_FILES, *_FILES), keeps_gil=True)
 
 TO_PLACE = 0  # row of the request that a decision is about
 SCRAPE_LIMIT_S = 5.0  # gauges older than this say nothing any more

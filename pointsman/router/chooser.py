@@ -6,7 +6,6 @@ its place. After a few failures in a row the policy is left alone for a while.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Collection
@@ -22,6 +21,7 @@ from pointsman.router.replicas import Registry, Replica
 FALLBACK = "least-outstanding"
 PROBE = "probe"
 _NUM_REMEMBERED = 500
+_MAX_UNCOUNTED = 1000
 HELD = "hold"
 
 Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
@@ -178,12 +178,12 @@ class Chooser:
         """`shadow`: what the other policy says, and whether it says the same."""
         name = replica.name if replica is not None else HELD
         about = (request.request_id, request.prompt_tokens, waited_s, queue_size, request.session)
-        if not self._uncounted:
-            asyncio.get_running_loop().call_soon(self.count)
         self._uncounted.append(((time(), by, name, *about), took_s, shadow))
+        if len(self._uncounted) > _MAX_UNCOUNTED:
+            self.count()
 
     def count(self) -> None:
-        """Bring the metrics up to date. After each decision this would take twice as long as in a row."""
+        """Bring the metrics up to date. After each decision it would take twice as long as many in a row."""
         metrics = self._metrics
         uncounted, self._uncounted = self._uncounted, []
         for decision, took_s, shadow in uncounted:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Collection
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from pointsman.router import deciding
 from pointsman.router.booking import record_accepting
 from pointsman.router.ledger import Ledger
 from pointsman.signals import ACCEPTING
+from pointsman.simulator.jit import direct
 from pointsman.simulator.spec import HoldSpec
 from pointsman.simulator.state import NOBODY
 from pointsman.spec import parse_spec
@@ -52,7 +53,7 @@ class Decider:
         max_hold_s: float = HoldSpec().max_hold_s,
     ) -> None:
         """`policy`: a heuristic, `default` or a path. After `max_hold_s` a request must be sent."""
-        load_kernels()
+        self._decide_at = direct(deciding.decide, "iiiiiifif")
         self.ledger = ledger
         self.spec = parse_spec(PolicySpec, {"kind": policy}, "policy") if isinstance(policy, str) else policy
         # Read once: another file in its place is another policy.
@@ -92,7 +93,7 @@ class Decider:
             int(self._tables.rows.ctypes.data),
             int(self._turns.ctypes.data),
         )
-        self._decide: Callable[..., int] = partial(deciding.decide, *self._addresses)
+        self._decide: Callable[..., int] = partial(self._decide_at, *self._addresses)
         self._slots = self.ledger.slots
         self._version = self.ledger.version
 
@@ -195,26 +196,6 @@ class Decider:
                 replica["score"] = score if np.isfinite(score) else None
                 replica["is_legal"] = bool(self.ledger.signals[ACCEPTING, column] > 0 and score != np.inf)
         return explained
-
-
-@cache
-def load_kernels() -> None:
-    """Compile the books and the policies, or load them from the cache on disk: no request waits for that."""
-    ledger = Ledger(now=0.0)
-    slot = ledger.add("none")
-    ledger.set_accepting(slot, True)
-    for end in (ledger.finished, ledger.failed):
-        handle = ledger.sent(slot, 1, 0.0)
-        ledger.first_token(handle, 0.0)
-        ledger.tokens(handle, 1, 0.0)
-        end(handle, 0.0)
-    policies = PolicyTables([PolicySpec()]).rows
-    turns = np.zeros(1, deciding.TURN)
-    scores = np.zeros(1)
-    turns["scores"], turns["rng"] = scores.ctypes.data, 1
-    deciding.decide(
-        *ledger.addresses, int(policies.ctypes.data), int(turns.ctypes.data), 1, NOBODY, 0.0, 1, 0.0
-    )
 
 
 def _at(address: int, count: int, dtype: Any) -> NDArray[Any]:

@@ -36,6 +36,7 @@ from pointsman.signals import (
     WEIGHT,
 )
 from pointsman.simulator.cluster import INITIAL_OUTPUT_ESTIMATE, NO_LIMIT_S
+from pointsman.simulator.jit import direct
 from pointsman.simulator.state import (
     NEVER,
     NOBODY,
@@ -59,6 +60,12 @@ class Ledger:
     def __init__(self, now: float | None = None, books: Books | None = None, index: int = 0) -> None:
         """`books`: shared with other processes; ours is the one at `index`."""
         self.books, self.index = books, index
+        self._record_sent = direct(booking.record_sent, "iiiiiibf")
+        self._record_first_token = direct(booking.record_first_token, "iiif")
+        self._record_tokens = direct(booking.record_tokens, "iiiif")
+        self._record_finished = direct(booking.record_finished, "iiiif")
+        self._record_failed = direct(booking.record_failed, "iiif")
+        self._record_accepting = direct(booking.record_accepting, "iiif")
         self._now = time.monotonic() if now is None else now
         self.version = 0  # changes when addresses do
         self.prompt_scale = 1.0  # true over estimated length of prompts, by the servers' own counts
@@ -151,7 +158,7 @@ class Ledger:
         self._calibrate()
 
     def set_accepting(self, slot: int, accepting: bool) -> None:
-        booking.record_accepting(self._sims_at, self._rows[slot], int(accepting), self._now)
+        self._record_accepting(self._sims_at, self._rows[slot], int(accepting), self._now)
 
     # Requests.
 
@@ -173,7 +180,7 @@ class Ledger:
         row = self._rows[slot]
         self._now = now
         self._states[handle] = OPEN
-        self._found_nobody[handle] = booking.record_sent(
+        self._found_nobody[handle] = self._record_sent(
             self._sims_at, self._streams_at, row, handle, prompt_tokens, session, streams, now
         )
         return handle
@@ -182,7 +189,7 @@ class Ledger:
         if self._states[handle] != OPEN:
             return
         self._now = now
-        booking.record_first_token(self._sims_at, self._streams_at, handle, now)
+        self._record_first_token(self._sims_at, self._streams_at, handle, now)
         if self._found_nobody[handle]:
             request = self._requests[handle]
             estimator = self._estimators[request.replica]
@@ -197,7 +204,7 @@ class Ledger:
         if self._states[handle] != OPEN or count < 1:
             return
         self._now = now
-        booking.record_tokens(self._sims_at, self._streams_at, handle, count, now)
+        self._record_tokens(self._sims_at, self._streams_at, handle, count, now)
 
     def finished(
         self, handle: int, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
@@ -211,7 +218,7 @@ class Ledger:
         self._free.append(handle)
         self._now = now
         num_output = NOBODY if output_tokens is None else output_tokens
-        booked = booking.record_finished(self._sims_at, self._streams_at, handle, num_output, now)
+        booked = self._record_finished(self._sims_at, self._streams_at, handle, num_output, now)
         if prompt_tokens:
             # What was booked had the correction in it already.
             scale = self.prompt_scale
@@ -233,7 +240,7 @@ class Ledger:
         self._close(handle)
         if state == OPEN:
             self._now = now
-            booking.record_failed(self._sims_at, self._streams_at, handle, now)
+            self._record_failed(self._sims_at, self._streams_at, handle, now)
 
     def scraped(
         self, slot: int, running: float | None, waiting: float | None, kv_use: float | None, now: float

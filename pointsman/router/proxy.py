@@ -48,6 +48,8 @@ _OWN = frozenset(
         b"x-pointsman-decision",
     )
 )
+_COUNT_S = 0.02  # at most, until metrics know what has happened
+_MAX_UNCOUNTED = 1000
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -79,6 +81,7 @@ class Proxy:
         self.clients: set[ClientConnection] = set()
         self.heads: Heads[Head] = Heads()
         self.active: set[Exchange] = set()
+        self._is_count_planned = False
         self._uncounted: list[tuple[Exchange, int, str, int, int, float]] = []
         self._exposition = exposition
         self._log = log
@@ -166,13 +169,18 @@ class Proxy:
         self.active.discard(exchange)
         if self.dispatcher.num_held:
             self.dispatcher.wake()
-        if not self._uncounted:
-            asyncio.get_running_loop().call_soon(self.count)
         self._uncounted.append((exchange, status, outcome, prompt_tokens, output_tokens, now))
+        if len(self._uncounted) > _MAX_UNCOUNTED:
+            self.count()
+        elif not self._is_count_planned:
+            self._is_count_planned = True
+            asyncio.get_running_loop().call_later(_COUNT_S, self.count)
 
     def count(self) -> None:
-        """Metrics, log and record of the exchanges that ended. After each this would take twice as long as in
-        a row."""
+        """Metrics, log and record of what has happened. After each exchange this would take twice as long as
+        for many in a row."""
+        self._is_count_planned = False
+        self.chooser.count()
         metrics, log, recorder = self.metrics, self._log, self._recorder
         uncounted, self._uncounted = self._uncounted, []
         at = microseconds(time())
@@ -213,6 +221,7 @@ class Proxy:
             exchange.check(now)
         self.dispatcher.tick(now)
         self.registry.tick(now)
+        self.count()
         self._log.flush()
         if self._recorder is not None:
             self._recorder.flush()
@@ -226,7 +235,6 @@ class Proxy:
 
     def exposition_text(self) -> bytes:
         self.count()
-        self.chooser.count()
         return self._exposition.text()
 
     def _metrics(self) -> Answer:

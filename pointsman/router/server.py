@@ -47,7 +47,7 @@ class Router:
     def __init__(self, parts: Parts, settings: Settings, backends: Sequence[Backend] = ()) -> None:
         self.settings = settings
         self.log = Log(parts.log_to, has_requests=parts.logs_requests)
-        self.metrics = Metrics()
+        self._metrics = Metrics()
         self.registry = Registry(parts.ledger, settings)
         for backend in backends:
             self.registry.add(backend)
@@ -57,10 +57,10 @@ class Router:
             parts.policy,
             parts.shadow,
             settings.reliability,
-            self.metrics,
+            self._metrics,
             self.log,
         )
-        self.dispatcher = Dispatcher(self.registry, self.chooser, settings.holding, self.metrics)
+        self.dispatcher = Dispatcher(self.registry, self.chooser, settings.holding, self._metrics)
         key_header = (
             b"authorization: Bearer %b\r\n" % parts.backend_key.encode() if parts.backend_key else b""
         )
@@ -71,17 +71,23 @@ class Router:
             self.registry,
             self.chooser,
             self.dispatcher,
-            self.metrics,
-            Exposition(self.metrics, self.registry, parts.shadow),
+            self._metrics,
+            Exposition(self._metrics, self.registry, parts.shadow),
             self.log,
             parts.keys,
             parts.recorder,
             parts.backend_key,
         )
-        self.history = History(self.metrics, self.registry, monotonic())
+        self.history = History(self._metrics, self.registry, monotonic())
         self.registry.on_change.append(self._log_change)
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
+
+    @property
+    def metrics(self) -> Metrics:
+        """With all that has happened."""
+        self.proxy.count()
+        return self._metrics
 
     async def start(self, host: str, port: int, shares_port: bool = False) -> int:
         """Returns the port, which was free to choose if 0 was given."""

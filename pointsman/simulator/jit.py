@@ -50,9 +50,11 @@ def kernel(function: Callable[..., Any]) -> Any:
     return numba.njit(function, **INNER)
 
 
-def entry_point(function: Callable[..., Any], files: tuple[str, ...] = KERNEL_FILES) -> Any:
-    """Compile with a cache on disk; the GIL is released while it runs. `files`: all that it is made of."""
-    dispatcher = numba.njit(function, nogil=True, cache=True)
+def entry_point(
+    function: Callable[..., Any], files: tuple[str, ...] = KERNEL_FILES, keeps_gil: bool = False
+) -> Any:
+    """Compile with a cache on disk. `files`: all that it is made of; `keeps_gil`: it takes no time."""
+    dispatcher = numba.njit(function, nogil=not keeps_gil, cache=True)
     if not IS_INTERPRETED:
         cache_file = dispatcher._cache._cache_file
         cache_file._source_stamp = kernel_digest(files)
@@ -64,3 +66,13 @@ def is_compiled(dispatcher: Any) -> bool:
     if IS_INTERPRETED or dispatcher.signatures:
         return True
     return bool(dispatcher._cache._cache_file._load_index())
+
+
+def direct(function: Any, kinds: str) -> Callable[..., Any]:
+    """An entry point for arguments of these kinds (i: int, f: float, b: bool), in order.
+
+    Called as it is, it looks at the type of every argument first, which takes longer than short work.
+    """
+    types = {"i": numba.int64, "f": numba.float64, "b": numba.boolean}
+    found: Callable[..., Any] = function
+    return found if IS_INTERPRETED else function.compile(tuple(types[kind] for kind in kinds))

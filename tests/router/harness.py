@@ -127,6 +127,7 @@ class Cluster:
             return await wire.answer(method)
 
     def logged(self) -> list[dict[str, Any]]:
+        self.router.proxy.count()
         self.router.log.flush()
         return [json.loads(line) for line in self.log.getvalue().splitlines()]
 
