@@ -36,7 +36,7 @@ from pointsman.router.upstream import UpstreamConnection
 if TYPE_CHECKING:
     from pointsman.router.proxy import Proxy
 
-_DONE = b"[DONE]"
+_DONE = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
 _WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 
 
@@ -172,9 +172,14 @@ class Exchange:
     def on_chunk(self, raw: bytes, data: bytes) -> None:
         self._client.write_chunk(raw, data)
         self._moved_at = now = monotonic()
-        self._last_but_one, self._last = self._last, data
+        self._last_but_one = self._last
+        self._last = data
         if self._is_sse:
-            self._count(data, now)
+            if self._num_tokens > 0 and data.count(b"\n\n") == 1 and not data.endswith(_DONE):
+                self._num_tokens += 1  # as `_count` would do, of nearly all chunks
+                self._proxy.ledger.tokens(self._handle, 1, now)
+            else:
+                self._count(data, now)
 
     def on_read(self) -> None:
         self._client.flush()
@@ -362,7 +367,7 @@ class Exchange:
         JSON has no raw line breaks, so that an empty line is the end of an event and nothing else.
         """
         num_events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
-        if _DONE in data[-24:]:
+        if data.endswith(_DONE):
             num_events -= 1
         if self.first_byte_at is None:
             self.first_byte_at = now
