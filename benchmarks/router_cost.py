@@ -5,7 +5,8 @@
 Four instant mock servers and the load generator run in this process; every router is a process of its own,
 and what counts is the CPU time of that process (with its children and threads), which a busy machine
 disturbs far less than wall time. Pointsman runs with everything on: the default policy, a shadow policy, a
-log line a request, recorded traffic, scrapes and health checks. Rounds are shuffled; the table shows medians.
+log line a request, recorded traffic, scrapes and health checks. Rounds are shuffled; the table shows medians,
+and below it the medians of the ratios within a round.
 
 nginx comes from the system (Debian: nginx-light), vllm-router from PyPI into a virtual environment of its
 own; what is not there is left out.
@@ -304,6 +305,19 @@ async def main() -> None:
                 async with running(arguments, port, Path(folder)) as pid:
                     results[name].append(await measure(name, port, pid, options.requests, options.streams))
     print_table(results)
+    print_ratios(results)
+
+
+def print_ratios(results: dict[str, list[dict[str, float]]]) -> None:
+    """Of what ran a minute apart: the machine's speed changes from round to round, the ratio hardly."""
+    for name, rounds in results.items():
+        if name not in ("direct", "pointsman"):
+            for measure in ("ms a request", "ms a stream"):
+                ratios = [
+                    ours[measure] / theirs[measure]
+                    for ours, theirs in zip(results["pointsman"], rounds, strict=True)
+                ]
+                print(f"pointsman / {name}, {measure}: {statistics.median(ratios):.2f}")
 
 
 def print_table(results: dict[str, list[dict[str, float]]]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
@@ -279,13 +280,10 @@ class ClientConnection(asyncio.Protocol):
             data = b"%x\r\n%b\r\n" % (len(data), data)
         self._unsent.append(data)
 
-    def write_chunk(self, raw: bytes, data: bytes) -> None:
-        """`write` and `flush`; `raw` is the same data as a chunk."""
-        if self._is_chunked and not self._is_bodiless:
-            self._transport.write(raw)
-        else:
-            self.write(data)
-            self.flush()
+    @property
+    def write_raw(self) -> Callable[[bytes], None] | None:
+        """`write` and `flush` of whole chunks; None if the body has to go without them."""
+        return self._transport.write if self._is_chunked and not self._is_bodiless else None
 
     def flush(self) -> None:
         """Send what was written: one system call, one packet, for all that came at the same time."""

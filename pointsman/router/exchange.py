@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,7 @@ class Exchange:
     _status = 0
     _has_head = False
     _is_sse = False
+    _write_raw: Callable[[bytes], None] | None = None
     _num_tokens = 0
     _last = b""
     _last_but_one = b""
@@ -161,6 +162,7 @@ class Exchange:
         lines = passed_to_client(headers)
         lines.append(self._own_lines())
         self._client.begin(status, reason, b"".join(lines), length)
+        self._write_raw = self._client.write_raw
 
     def on_body(self, data: bytes) -> None:
         self._client.write(data)
@@ -170,7 +172,11 @@ class Exchange:
             self._count(data, now)
 
     def on_chunk(self, raw: bytes, data: bytes) -> None:
-        self._client.write_chunk(raw, data)
+        if self._write_raw is not None:
+            self._write_raw(raw)
+        else:
+            self._client.write(data)
+            self._client.flush()
         self._moved_at = now = monotonic()
         self._last_but_one = self._last
         self._last = data

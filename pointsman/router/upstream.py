@@ -16,6 +16,7 @@ from pointsman.router.messages import EVENT_STREAM, LOAD_REPORT, AnswerHead, Hea
 from pointsman.router.sockets import no_delay
 
 _TIMED_OUT = "timed out"
+_SIZES = {b"%x" % size: size for size in range(1, 1 << 13)}
 
 
 class Receiver(Protocol):
@@ -98,8 +99,8 @@ class UpstreamConnection(asyncio.Protocol):
                 self._release()
                 receiver.on_whole(head, whole[1])
                 return
-        elif self._is_between_chunks and (size := _chunk(data)):
-            receiver.on_chunk(data, data[-2 - size : -2])
+        elif self._is_between_chunks and (chunk := one_chunk(data)):
+            receiver.on_chunk(data, chunk)
             return
         self._has_answered = True
         try:
@@ -318,12 +319,12 @@ class Pool:
             connection.abort()
 
 
-def _chunk(data: bytes) -> int:
-    """The size of the chunk that is all of `data`, as servers usually write it; else 0."""
-    end = data.find(b"\r\n", 0, 16)
-    size = len(data) - end - 4
-    is_one = end > 0 and size > 0 and data[:end] == b"%x" % size and data.endswith(b"\r\n")
-    return size if is_one else 0
+def one_chunk(data: bytes) -> bytes | None:
+    """What is in the chunk that is all of `data`, if it is written as usual and not large."""
+    end = data.find(b"\r\n", 0, 8)
+    if _SIZES.get(data[:end]) == len(data) - end - 4 and data.endswith(b"\r\n"):
+        return data[end + 2 : -2]
+    return None
 
 
 def _why(error: OSError) -> str:

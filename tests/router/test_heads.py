@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.router.heads import Heads, split
-from pointsman.router.upstream import _chunk
+from pointsman.router.upstream import one_chunk
 from tests.router import mock as replies
 from tests.router.harness import cluster, post, run
 from tests.router.mock import Heard, Mock, ok
@@ -186,8 +186,8 @@ def test_a_key_is_asked_for_again_where_it_is_another() -> None:
 
 
 def test_a_chunk_is_passed_on_as_it_is_only_if_it_is_one() -> None:
-    assert _chunk(b"5\r\n12345\r\n") == 5
-    assert _chunk(b"1a\r\n" + b"x" * 26 + b"\r\n") == 26
+    assert one_chunk(b"5\r\n12345\r\n") == b"12345"
+    assert one_chunk(b"1a\r\n" + b"x" * 26 + b"\r\n") == b"x" * 26
     for other in (
         b"5\r\n1234\r\n",
         b"5\r\n123456\r\n",
@@ -201,7 +201,7 @@ def test_a_chunk_is_passed_on_as_it_is_only_if_it_is_one() -> None:
         b"\r\n",
         b"",
     ):
-        assert not _chunk(other), other
+        assert one_chunk(other) is None, other
 
 
 def test_chunks_arrive_whole_however_they_were_cut() -> None:
