@@ -186,18 +186,16 @@ class Chooser:
         """Bring the metrics up to date. After each decision it would take twice as long as many in a row."""
         metrics = self._metrics
         uncounted, self._uncounted = self._uncounted, []
-        for decision, took_s, shadow in uncounted:
-            self._last.append(decision)
-            metrics.decisions[decision[1:3]] += 1
+        self._last.extend([decision for decision, _, _ in uncounted])
+        metrics.decisions.update([decision[1:3] for decision, _, _ in uncounted])
+        for _, took_s, _ in uncounted:
             if took_s is not None:
                 metrics.decision_s.observe(took_s)
-            if shadow is not None:
-                other, is_same = shadow
-                if isinstance(other, str):
-                    metrics.shadow_failures += 1
-                else:
-                    metrics.shadow_decisions[other.name if other is not None else HELD] += 1
-                    metrics.shadow_agreement[is_same] += 1
+        shadows = [shadow for _, _, shadow in uncounted if shadow is not None]
+        sound = [(other, is_same) for other, is_same in shadows if not isinstance(other, str)]
+        metrics.shadow_failures += len(shadows) - len(sound)
+        metrics.shadow_decisions.update([HELD if other is None else other.name for other, _ in sound])
+        metrics.shadow_agreement.update([is_same for _, is_same in sound])
 
     def _succeeded(self) -> None:
         self._num_failures = 0

@@ -115,7 +115,13 @@ def read_facts(wish: Wish, raw: bytes) -> Facts | Answer:
         body: Any = wish.decode(raw)
         kind = type(body)
         if kind is _Chat:
-            prompt_tokens = _chat_tokens(body.messages)
+            prompt_tokens = _TOKENS_PER_MESSAGE * len(body.messages)
+            for message in body.messages:
+                content = message.content
+                if type(content) is str and content.isascii():
+                    prompt_tokens += len(content) // _BYTES_PER_TOKEN
+                elif content is not None:
+                    prompt_tokens += _tokens(content)
         elif kind is _Body:
             prompt_tokens = len(raw) // _BYTES_PER_TOKEN
         else:
@@ -126,17 +132,6 @@ def read_facts(wish: Wish, raw: bytes) -> Facts | Answer:
         return refusal(400, "the body is not valid JSON in UTF-8")
     session = body.user if wish.session is None and type(body.user) is str else wish.session
     return Facts(body.model, body.stream is True, 1 + prompt_tokens, session, wish.generates)
-
-
-def _chat_tokens(messages: list[_Message]) -> int:
-    num_tokens = _TOKENS_PER_MESSAGE * len(messages)
-    for message in messages:
-        content = message.content
-        if type(content) is str and content.isascii():
-            num_tokens += len(content) // _BYTES_PER_TOKEN
-        elif content is not None:
-            num_tokens += _tokens(content)
-    return num_tokens
 
 
 def _tokens(prompt: Any) -> int:

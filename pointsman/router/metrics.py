@@ -138,7 +138,7 @@ class Metrics:
         self.requests[replica, status] += 1
         if ttft_s is not None:
             self._of(self.ttft_s, replica).observe(ttft_s)
-        self._of(self.e2e_s, replica).observe(e2e_s)
+        (self.e2e_s.get(replica) or self._of(self.e2e_s, replica)).observe(e2e_s)
 
     @staticmethod
     def _of(histograms: dict[str, Histogram], replica: str) -> Histogram:
