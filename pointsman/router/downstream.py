@@ -40,6 +40,7 @@ from pointsman.router.messages import (
 )
 from pointsman.router.service import Job, Service
 from pointsman.router.sockets import no_delay
+from pointsman.router.turns import Turn, this_turn
 
 _NUM_PROBES = 3
 _LINGER_S = 1.0
@@ -57,6 +58,7 @@ class ClientConnection(asyncio.Protocol):
         self._limits = limits
         self._max_body_bytes = limits.max_body_bytes  # a field of a Spec takes long to read
         self._transport: asyncio.Transport
+        self._turn: Turn
         self._parser = httptools.HttpRequestParser(self)
         self._is_parsing = True
         self._refusal: Answer | None = None
@@ -92,10 +94,14 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._turn = this_turn()
         no_delay(transport)
         self._service.opened(self)
 
     def data_received(self, data: bytes) -> None:
+        self._turn.add(self, data)
+
+    def read(self, data: bytes) -> None:
         if not self._is_parsing:
             return
         whole = split(data) if self._current is None and not self._is_receiving else None
@@ -125,6 +131,7 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
 
     def eof_received(self) -> bool:
+        self._turn.finish()
         self._is_parsing = False
         self._is_half_closed = True
         if self._current is None and not self._ready:
@@ -144,6 +151,7 @@ class ClientConnection(asyncio.Protocol):
             self._job.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._turn.finish()
         self._is_lost = True
         self._is_parsing = False
         self._ready.clear()
@@ -316,6 +324,7 @@ class ClientConnection(asyncio.Protocol):
     def abort(self) -> None:
         """The response cannot be completed; a closed connection is the only way to say so."""
         self._job = self._current = None
+        self._is_parsing = False
         self._transport.abort()
 
     def close_if_idle(self) -> None:

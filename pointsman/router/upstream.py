@@ -14,6 +14,7 @@ from pointsman.router.config import Address, Limits
 from pointsman.router.heads import Heads, split
 from pointsman.router.messages import EVENT_STREAM, LOAD_REPORT, AnswerHead, Headers, passed_to_client
 from pointsman.router.sockets import no_delay
+from pointsman.router.turns import Turn, this_turn
 
 _TIMED_OUT = "timed out"
 _SIZES = {b"%x" % size: size for size in range(1, 1 << 13)}
@@ -53,6 +54,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool = pool
         self._heads = pool.heads
         self._transport: asyncio.Transport
+        self._turn: Turn
         self._parser = httptools.HttpResponseParser(self)
         self._receiver: Receiver | None = None
         self._num_sent = 0
@@ -84,13 +86,18 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._turn = this_turn()
         no_delay(transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._receiver is not None:
+            self._turn.add(self, data)
+        else:  # nobody asked; at once, or the next request could take it for its answer
+            self.abort()
+
+    def read(self, data: bytes) -> None:
         receiver = self._receiver
-        if receiver is None:  # nobody asked
-            self._pool.forget(self)
-            self._transport.abort()
+        if receiver is None:  # nobody wants it any more
             return
         whole = None
         if not self._has_answered:
@@ -128,9 +135,13 @@ class UpstreamConnection(asyncio.Protocol):
                 receiver.on_read()
 
     def eof_received(self) -> bool:
+        self._turn.finish()
+        if self._receiver is None:
+            self._pool.forget(self)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._turn.finish()
         self._pool.forget(self)
         receiver, self._receiver = self._receiver, None
         if receiver is None:

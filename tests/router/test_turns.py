@@ -1,0 +1,83 @@
+"""Data that is worked on in a row: in order, and nobody pays for another's failure."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from pointsman.router.config import Limits, parse_url
+from pointsman.router.turns import this_turn
+from pointsman.router.upstream import Pool, UpstreamConnection
+from tests.router.harness import run
+
+
+class Reader:
+    def __init__(self, heard: list[tuple[str, bytes]], name: str, *, fails: bool = False) -> None:
+        self.heard, self.name, self.fails = heard, name, fails
+        self.is_aborted = False
+
+    def read(self, data: bytes) -> None:
+        self.heard.append((self.name, data))
+        if self.fails:
+            raise ValueError("broken")
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_all_that_came_is_worked_on_in_order_in_the_same_turn() -> None:
+    async def scenario() -> None:
+        heard: list[tuple[str, bytes]] = []
+        a, b = Reader(heard, "a"), Reader(heard, "b")
+        for reader, data in ((a, b"1"), (b, b"2"), (a, b"3")):
+            this_turn().add(reader, data)
+        assert not heard
+        await asyncio.sleep(0)
+        assert heard == [("a", b"1"), ("b", b"2"), ("a", b"3")]
+        this_turn().add(a, b"4")
+        this_turn().finish()
+        assert heard[-1] == ("a", b"4")
+        await asyncio.sleep(0)
+        assert len(heard) == 4
+
+    run(scenario)
+
+
+def test_a_failure_ends_one_connection_and_is_reported() -> None:
+    async def scenario() -> None:
+        heard: list[tuple[str, bytes]] = []
+        errors: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, about: errors.append(about))
+        broken, sound = Reader(heard, "broken", fails=True), Reader(heard, "sound")
+        this_turn().add(broken, b"1")
+        this_turn().add(sound, b"2")
+        await asyncio.sleep(0)
+        assert heard == [("broken", b"1"), ("sound", b"2")]
+        assert broken.is_aborted and not sound.is_aborted
+        assert [type(error["exception"]) for error in errors] == [ValueError]
+
+    run(scenario)
+
+
+class Transport:
+    is_aborted = False
+
+    def get_extra_info(self, name: str) -> None: ...
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_what_nobody_asked_for_is_no_answer_to_the_next_request() -> None:
+    """A server that gives up an idle connection says so; a request that comes in the same turn must not take
+    that for its answer."""
+
+    async def scenario() -> None:
+        pool = Pool(parse_url("http://127.0.0.1:1"), Limits())
+        connection, transport = UpstreamConnection(pool), Transport()
+        connection.connection_made(cast(asyncio.Transport, transport))
+        pool.idle.append(connection)
+        connection.data_received(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+        assert not pool.idle and transport.is_aborted
+
+    run(scenario)
