@@ -99,7 +99,10 @@ class ClientConnection(asyncio.Protocol):
         self._service.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        self._turn.add(self, data)
+        turn = self._turn
+        if not turn.arrived:
+            turn.plan()
+        turn.arrived.append((self, data))
 
     def read(self, data: bytes) -> None:
         if not self._is_parsing:

@@ -20,16 +20,14 @@ class Reader(Protocol):
 class Turn:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._arrived: list[tuple[Reader, bytes]] = []
+        self.arrived: list[tuple[Reader, bytes]] = []  # add to it; if it was empty, plan to finish
 
-    def add(self, reader: Reader, data: bytes) -> None:
-        if not self._arrived:
-            self._loop.call_soon(self.finish)
-        self._arrived.append((reader, data))
+    def plan(self) -> None:
+        self._loop.call_soon(self.finish)
 
     def finish(self) -> None:
         """Also called when something else happens to a connection, which must not overtake its data."""
-        arrived, self._arrived = self._arrived, []
+        arrived, self.arrived = self.arrived, []
         for reader, data in arrived:
             try:
                 reader.read(data)

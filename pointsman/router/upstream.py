@@ -90,10 +90,13 @@ class UpstreamConnection(asyncio.Protocol):
         no_delay(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._receiver is not None:
-            self._turn.add(self, data)
-        else:  # nobody asked; at once, or the next request could take it for its answer
+        if self._receiver is None:  # nobody asked; the next request must not take it for its answer
             self.abort()
+            return
+        turn = self._turn
+        if not turn.arrived:
+            turn.plan()
+        turn.arrived.append((self, data))
 
     def read(self, data: bytes) -> None:
         receiver = self._receiver
@@ -106,9 +109,11 @@ class UpstreamConnection(asyncio.Protocol):
                 self._release()
                 receiver.on_whole(head, whole[1])
                 return
-        elif self._is_between_chunks and (chunk := one_chunk(data)):
-            receiver.on_chunk(data, chunk)
-            return
+        elif self._is_between_chunks:
+            end = data.find(b"\r\n", 0, 8)
+            if _SIZES.get(data[:end]) == len(data) - end - 4 and data.endswith(b"\r\n"):  # one whole chunk
+                receiver.on_chunk(data, data[end + 2 : -2])
+                return
         self._has_answered = True
         try:
             self._parser.feed_data(data)
@@ -328,14 +333,6 @@ class Pool:
             task.cancel()
         for connection in list(self._open):
             connection.abort()
-
-
-def one_chunk(data: bytes) -> bytes | None:
-    """What is in the chunk that is all of `data`, if it is written as usual and not large."""
-    end = data.find(b"\r\n", 0, 8)
-    if _SIZES.get(data[:end]) == len(data) - end - 4 and data.endswith(b"\r\n"):
-        return data[end + 2 : -2]
-    return None
 
 
 def _why(error: OSError) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import httptools
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pointsman.router.config import Limits, parse_url
 from pointsman.router.heads import Heads, split
-from pointsman.router.upstream import one_chunk
+from pointsman.router.messages import Headers
+from pointsman.router.upstream import Pool, Receiver, UpstreamConnection
 from tests.router import mock as replies
 from tests.router.harness import cluster, post, run
 from tests.router.mock import Heard, Mock, ok
@@ -185,23 +189,71 @@ def test_a_key_is_asked_for_again_where_it_is_another() -> None:
     run(scenario)
 
 
-def test_a_chunk_is_passed_on_as_it_is_only_if_it_is_one() -> None:
-    assert one_chunk(b"5\r\n12345\r\n") == b"12345"
-    assert one_chunk(b"1a\r\n" + b"x" * 26 + b"\r\n") == b"x" * 26
-    for other in (
-        b"5\r\n1234\r\n",
-        b"5\r\n123456\r\n",
-        b"05\r\n12345\r\n",
-        b"5;a=b\r\n12345\r\n",
-        b"0\r\n\r\n",
-        b"5\r\n12345\r\n0\r\n\r\n",
-        b"5\r\n12345",
-        b"x\r\n12345\r\n",
-        b"+5\r\n12345\r\n",
-        b"\r\n",
-        b"",
-    ):
-        assert one_chunk(other) is None, other
+class Chunks(Receiver):
+    """Remembers which chunks came raw, and what they were."""
+
+    def __init__(self) -> None:
+        self.raw: list[bytes] = []
+        self.body = b""
+
+    def on_connected(self, connection: UpstreamConnection) -> None: ...
+
+    def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None: ...
+
+    def on_chunk(self, raw: bytes, data: bytes) -> None:
+        self.raw.append(raw)
+        self.body += data
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_read(self) -> None: ...
+
+    def on_complete(self) -> None: ...
+
+    def on_failure(self, reason: str, *, is_stale: bool) -> None:
+        self.body += b"failed"
+
+
+class Transport:
+    def get_extra_info(self, name: str) -> None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def is_reading(self) -> bool:
+        return True
+
+    def abort(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("data", "is_raw", "body"),
+    [
+        (b"5\r\n12345\r\n", True, b"12345"),
+        (b"1a\r\n" + b"x" * 26 + b"\r\n", True, b"x" * 26),
+        (b"05\r\n12345\r\n", False, b"12345"),
+        (b"5;a=b\r\n12345\r\n", False, b"12345"),
+        (b"5\r\n12345\r\n0\r\n\r\n", False, b"12345"),
+        (b"5\r\n12345\r\n3\r\n678\r\n", False, b"12345678"),
+        (b"5\r\n12345", False, b"12345"),
+        (b"0\r\n\r\n", False, b""),
+        (b"5\r\n123456\r\n", False, b"failed"),
+        (b"x\r\n12345\r\n", False, b"failed"),
+        (b"+5\r\n12345\r\n", False, b"failed"),
+        (b"0x5\r\n12345\r\n", False, b"failed"),
+    ],
+)
+def test_a_chunk_is_passed_on_as_it_is_only_if_it_is_one(data: bytes, is_raw: bool, body: bytes) -> None:
+    async def scenario() -> None:
+        connection, chunks = UpstreamConnection(Pool(parse_url("http://a:1"), Limits())), Chunks()
+        connection.connection_made(cast(asyncio.Transport, Transport()))
+        connection.send(chunks, b"")
+        connection.read(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        connection.read(data)
+        assert chunks.raw == [data] * is_raw
+        assert chunks.body.removeprefix(b"12345") == body.removeprefix(b"12345")
+
+    run(scenario)
 
 
 def test_chunks_arrive_whole_however_they_were_cut() -> None:

@@ -29,12 +29,12 @@ def test_all_that_came_is_worked_on_in_order_in_the_same_turn() -> None:
     async def scenario() -> None:
         heard: list[tuple[str, bytes]] = []
         a, b = Reader(heard, "a"), Reader(heard, "b")
-        for reader, data in ((a, b"1"), (b, b"2"), (a, b"3")):
-            this_turn().add(reader, data)
+        this_turn().plan()
+        this_turn().arrived.extend(((a, b"1"), (b, b"2"), (a, b"3")))
         assert not heard
         await asyncio.sleep(0)
         assert heard == [("a", b"1"), ("b", b"2"), ("a", b"3")]
-        this_turn().add(a, b"4")
+        this_turn().arrived.append((a, b"4"))
         this_turn().finish()
         assert heard[-1] == ("a", b"4")
         await asyncio.sleep(0)
@@ -49,8 +49,8 @@ def test_a_failure_ends_one_connection_and_is_reported() -> None:
         errors: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, about: errors.append(about))
         broken, sound = Reader(heard, "broken", fails=True), Reader(heard, "sound")
-        this_turn().add(broken, b"1")
-        this_turn().add(sound, b"2")
+        this_turn().plan()
+        this_turn().arrived.extend(((broken, b"1"), (sound, b"2")))
         await asyncio.sleep(0)
         assert heard == [("broken", b"1"), ("sound", b"2")]
         assert broken.is_aborted and not sound.is_aborted
