@@ -77,7 +77,7 @@ class Exchange:
     ) -> None:
         self._proxy = proxy
         self._client = client
-        self._request = request
+        self.request = request
         self.request_id = request_id
         self.model = facts.model
         self.prompt_tokens = proxy.ledger.prompt_length(facts.prompt_tokens)
@@ -88,11 +88,6 @@ class Exchange:
         self._streams = facts.is_stream
         self.generates = facts.generates
 
-    @property
-    def path(self) -> str:
-        path: str = self._request.head.wish.path
-        return path
-
     # --- what the dispatcher says ---
 
     def send(self, replica: Replica) -> None:
@@ -100,7 +95,7 @@ class Exchange:
         self._replica = replica
         self.replica_name = replica.name
         self._moved_at = now = monotonic()
-        if self._request.head.wish.is_explained:  # before the request is booked
+        if self.request.head.wish.is_explained:  # before the request is booked
             self._explanation = json.dumps(proxy.chooser.explain(), default=str).encode()
         self._handle = proxy.ledger.sent(replica.slot, self.prompt_tokens, now, self._streams, self.session)
         replica.num_outstanding += 1
@@ -122,12 +117,12 @@ class Exchange:
         self._connection = connection
         self._moved_at = monotonic()
         assert self._replica is not None
-        is_for_head = self._request.head.method == b"HEAD"
+        is_for_head = self.request.head.method == b"HEAD"
         connection.send(self, self.message(self._replica), is_for_head=is_for_head)
 
     def message(self, replica: Replica) -> bytes:
         """The request as this replica gets it."""
-        body, head = self._request.body, self._request.head
+        body, head = self.request.body, self.request.head
         length = b"content-length: %d\r\n" % len(body) if body or head.method in _WITH_LENGTH else b""
         return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n\r\n%b" % (
             head.method,
@@ -379,7 +374,7 @@ class Exchange:
             num_events -= 1
         if self.first_byte_at is None:
             self.first_byte_at = now
-            self._num_tokens = -1 if self.path.endswith("/chat/completions") else 0
+            self._num_tokens = -1 if self.request.head.path.endswith(b"/chat/completions") else 0
             self._proxy.ledger.first_token(self._handle, now)
             self._proxy.dispatcher.wake()
         num_before = self._num_tokens

@@ -34,13 +34,14 @@ class RequestLine(msgspec.Struct, gc=False, tag_field="event", tag="request"):
 class Log:
     def __init__(self, stream: TextIO, *, has_requests: bool = True) -> None:
         self._stream = stream
-        self.has_requests = has_requests
+        self._has_requests = has_requests
         self._lines: list[RequestLine | dict[str, Any]] = []
 
-    def request(self, line: RequestLine) -> None:
-        self._lines.append(line)
-        if len(self._lines) > _MAX_BUFFERED:
-            self.flush()
+    def requests(self, lines: list[RequestLine]) -> None:
+        if self._has_requests:
+            self._lines += lines
+            if len(self._lines) > _MAX_BUFFERED:
+                self.flush()
 
     def event(self, event: str, **about: Any) -> None:
         """Something that happens seldom."""

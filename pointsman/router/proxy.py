@@ -181,8 +181,9 @@ class Proxy:
         for many in a row."""
         self._is_count_planned = False
         self.chooser.count()
-        metrics, log, recorder = self.metrics, self._log, self._recorder
+        metrics, recorder = self.metrics, self._recorder
         uncounted, self._uncounted = self._uncounted, []
+        lines: list[RequestLine] = []
         at = microseconds(time())
         for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
             arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
@@ -195,22 +196,22 @@ class Proxy:
                     metrics.tokens[replica, "output"] += output_tokens
                 if recorder is not None:
                     recorder.add(arrived_at, prompt_tokens, output_tokens, exchange.session_name, outcome)
-            if log.has_requests:
-                log.request(
-                    RequestLine(
-                        at,
-                        exchange.request_id,
-                        exchange.path,
-                        status,
-                        outcome,
-                        replica,
-                        None if ttft_s is None else microseconds(ttft_s),
-                        microseconds(e2e_s),
-                        prompt_tokens,
-                        output_tokens,
-                        exchange.num_retries,
-                    )
+            lines.append(
+                RequestLine(
+                    at,
+                    exchange.request_id,
+                    exchange.request.head.wish.path,
+                    status,
+                    outcome,
+                    replica,
+                    None if ttft_s is None else int(ttft_s * 1e6) / 1e6,
+                    int(e2e_s * 1e6) / 1e6,
+                    prompt_tokens,
+                    output_tokens,
+                    exchange.num_retries,
                 )
+            )
+        self._log.requests(lines)
 
     # --- what the clock says ---
 

@@ -15,7 +15,6 @@ from time import monotonic
 import msgspec
 
 from pointsman.errors import InputError
-from pointsman.router.logs import microseconds
 
 _MAX_BUFFERED = 1000
 _encode_lines = msgspec.json.Encoder().encode_lines
@@ -59,9 +58,11 @@ class Recorder:
     def add(
         self, arrived_at: float, prompt_tokens: int, output_tokens: int, session: str | None, outcome: str
     ) -> None:
-        since_start_s = microseconds(max(0.0, arrived_at - self._started_at))
+        since_start = int((arrived_at - self._started_at) * 1e6)  # µs
         session_id = self._hash(session) if session else None
-        self._lines.append(_Line(since_start_s, prompt_tokens or 1, output_tokens or 1, session_id, outcome))
+        self._lines.append(
+            _Line(since_start / 1e6, prompt_tokens or 1, output_tokens or 1, session_id, outcome)
+        )
         if len(self._lines) > _MAX_BUFFERED:
             self.flush()
 
