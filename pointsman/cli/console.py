@@ -17,12 +17,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pointsman.errors import PointsmanWarning
 
 TABLE_WIDTH = 100  # where stdout is no terminal
-_SIMULATORS = (
-    "pointsman.policies.rollout.run",
-    "pointsman.jobs.rollout.play_all",
-    "pointsman.emulator.kernels.advance_to",
-    "pointsman.router.deciding.decide",
-)  # what takes long to compile
+_SIMULATOR, _TRAINING = "the simulator, once (~30 s)", "the network's gradients, once (~15 s)"
+_SLOW_TO_COMPILE = {
+    "pointsman.policies.rollout.run": _SIMULATOR,
+    "pointsman.jobs.rollout.play_all": _SIMULATOR,
+    "pointsman.emulator.kernels.advance_to": _SIMULATOR,
+    "pointsman.router.deciding.decide": _SIMULATOR,
+    "pointsman.training.pooled_gradients.run_gradients": _TRAINING,
+}
 
 Advance = Callable[[float], None]
 Said = Callable[[str], None]
@@ -86,7 +88,7 @@ def progress(what: str, total: float) -> Iterator[Advance]:
 
 @contextmanager
 def compilation_announced() -> Iterator[None]:
-    """Says so when the simulator has to be compiled: half a minute of silence would look like a hang.
+    """Says so when something large has to be compiled: half a minute of silence would look like a hang.
 
     It listens to the compiler, so that bad input is refused before anything is compiled.
     """
@@ -95,8 +97,9 @@ def compilation_announced() -> Iterator[None]:
     class Listener(event.Listener):
         def on_start(self, event: Any) -> None:
             compiled = event.data["dispatcher"]
-            if f"{compiled.__module__}.{compiled.__name__}" in _SIMULATORS:
-                say("compiling the simulator, once (~30 s)…")
+            what = _SLOW_TO_COMPILE.get(f"{compiled.__module__}.{compiled.__name__}")
+            if what is not None:
+                say(f"compiling {what}…")
 
         def on_end(self, event: Any) -> None:
             pass
