@@ -6,7 +6,7 @@ Lines are collected and written a few times a second: a system call for each wou
 from __future__ import annotations
 
 from time import time
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import msgspec
 
@@ -15,10 +15,11 @@ _MAX_WRITTEN = 8  # at once: less than 4 KiB, so that lines of other processes c
 _encode_lines = msgspec.json.Encoder(enc_hook=str).encode_lines
 
 
-class RequestLine(msgspec.Struct, gc=False, tag_field="event", tag="request"):
+class RequestLine(msgspec.Struct, gc=False):
     """How a request ended. The path comes without its query, which may carry a key."""
 
     time: float
+    event: Literal["request"]
     id: str
     path: str
     status: int
@@ -45,7 +46,7 @@ class Log:
 
     def event(self, event: str, **about: Any) -> None:
         """Something that happens seldom."""
-        self._lines.append({"event": event, "time": microseconds(time()), **about})
+        self._lines.append({"time": microseconds(time()), "event": event, **about})
         self.flush()
 
     def flush(self) -> None:

@@ -199,6 +199,7 @@ class Proxy:
             lines.append(
                 RequestLine(
                     at,
+                    "request",
                     exchange.request_id,
                     exchange.request.head.wish.path,
                     status,
