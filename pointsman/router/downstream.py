@@ -112,11 +112,7 @@ class ClientConnection(asyncio.Protocol):
             key, body = whole
             head = self._heads.get(key)
             if head is not None and len(body) <= self._max_body_bytes:
-                self._current = request = Request(head, body)
-                self._since = monotonic()
-                job = self._service.handle(request, self)
-                if self._current is request:
-                    self._job = job
+                self._start(Request(head, body))
                 return
         was_in_head = self._is_in_head
         try:

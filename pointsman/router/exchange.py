@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pointsman.router.proxy import Proxy
 
 _DONE = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
-_OWN_LINE = b"x-request-id: %b\r\n"
 _WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 
 
@@ -195,8 +194,7 @@ class Exchange:
         if self.hedge is not None:
             self.hedge.cancel()
         self._completed(data[-8192:])
-        own = _OWN_LINE % self.request_id.encode() if self._explanation is None else self._own_lines()
-        self._client.pass_on(head, own, data)
+        self._client.pass_on(head, self._own_lines(), data)
 
     def _completed(self, tail: bytes) -> None:
         """All of the answer is there; `tail` is its end."""
@@ -296,7 +294,7 @@ class Exchange:
 
     def _own_lines(self) -> bytes:
         """The headers that we add to an answer."""
-        line = _OWN_LINE % self.request_id.encode()
+        line = b"x-request-id: %b\r\n" % self.request_id.encode()
         if self._explanation is None:
             return line
         return b"%bx-pointsman-decision: %b\r\n" % (line, self._explanation)
