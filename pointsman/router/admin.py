@@ -26,7 +26,6 @@ from pointsman.report.plain import to_json
 from pointsman.router import dashboard
 from pointsman.router.config import Backend
 from pointsman.router.downstream import ClientConnection
-from pointsman.router.heads import Heads
 from pointsman.router.keys import Keys
 from pointsman.router.messages import Answer, Head, Request, refusal
 from pointsman.router.server import Router
@@ -59,7 +58,6 @@ class Admin:
         self._keys = keys
         self._switching = asyncio.Lock()
         self.clients: set[ClientConnection] = set()
-        self.heads: Heads[Head] = Heads()
         self._routes: dict[tuple[bytes, bytes], Callable[[dict[str, str], Any], Any]] = {
             (b"GET", b"/admin/replicas"): self._list,
             (b"POST", b"/admin/replicas"): self._add,

@@ -21,11 +21,11 @@ from pointsman.router.replicas import Registry, Replica
 FALLBACK = "least-outstanding"
 PROBE = "probe"
 _NUM_REMEMBERED = 500
-_MAX_UNCOUNTED = 1000
+_MAX_UNCOUNTED = 32
 HELD = "hold"
 
 Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
-Shadow = tuple[Replica | str | None, bool]
+Answer = Replica | str | None  # a replica, None to hold, or what is wrong with the policy
 
 
 class Placed(Protocol):
@@ -73,7 +73,10 @@ class Chooser:
         self.shadow = shadow
         self._shadow: Decider | None = source(shadow) if shadow is not None else None
         self._last: deque[Remembered] = deque(maxlen=_NUM_REMEMBERED)
-        self._uncounted: list[tuple[Remembered, float | None, Shadow | None]] = []
+        # What `count` has not counted yet.
+        self._latest: list[Remembered] = []
+        self._took_s: list[float] = []
+        self._shadowed: list[tuple[Answer, bool]] = []  # what the shadow says, and whether that is the same
 
     def switch(self, policy: str) -> None:
         """From the next decision on; what is wrong with the new policy shows before the old one goes."""
@@ -98,12 +101,12 @@ class Chooser:
         """None: hold it. At least one replica must be neither excluded nor out of service."""
         started = monotonic()
         by = self.policy
-        took_s = None
         if started < self._suspended_until:
-            found: Replica | str | None = "suspended"
+            found: Answer = "suspended"
         else:
             found = self._ask(self._decider, request, waited_s, queue_size, started, excluded)
             took_s = monotonic() - started
+            self._took_s.append(took_s)
             if took_s > self._max_decision_s and not isinstance(found, str):
                 found = "slow"
             if isinstance(found, str):
@@ -114,16 +117,15 @@ class Chooser:
             by = FALLBACK
             self._metrics.fallbacks[found or "held too long"] += 1
             found = self._registry.least_outstanding(excluded)
-        shadow = None
         if self._shadow is not None:
             other = self._ask(self._shadow, request, waited_s, queue_size, started, excluded)
-            shadow = (other, other is found)
-        self._remember(request, waited_s, queue_size, by, found, took_s, shadow)
+            self._shadowed.append((other, other is found))
+        self._remember(request, waited_s, queue_size, by, found)
         return found
 
     def probed(self, request: Placed, waited_s: float, queue_size: int, replica: Replica) -> None:
         """Not a decision of the policy: the breaker of this replica is half-open."""
-        self._remember(request, waited_s, queue_size, PROBE, replica, None, None)
+        self._remember(request, waited_s, queue_size, PROBE, replica)
 
     def explain(self) -> dict[str, Any]:
         """The last decision, in the policy's own terms where it was the policy's."""
@@ -146,8 +148,7 @@ class Chooser:
         queue_size: int,
         now: float,
         excluded: Collection[int],
-    ) -> Replica | str | None:
-        """-> the replica, None to hold, or what is wrong with the answer."""
+    ) -> Answer:
         try:
             action = decider.choose(
                 request.prompt_tokens, waited_s, queue_size, now, excluded, request.session
@@ -166,34 +167,35 @@ class Chooser:
         return replica
 
     def _remember(
-        self,
-        request: Placed,
-        waited_s: float,
-        queue_size: int,
-        by: str,
-        replica: Replica | None,
-        took_s: float | None,
-        shadow: Shadow | None,
+        self, request: Placed, waited_s: float, queue_size: int, by: str, replica: Replica | None
     ) -> None:
-        """`shadow`: what the other policy says, and whether it says the same."""
-        name = replica.name if replica is not None else HELD
-        about = (request.request_id, request.prompt_tokens, waited_s, queue_size, request.session)
-        self._uncounted.append(((time(), by, name, *about), took_s, shadow))
-        if len(self._uncounted) > _MAX_UNCOUNTED:
+        latest = self._latest
+        latest.append(
+            (
+                time(),
+                by,
+                replica.name if replica is not None else HELD,
+                request.request_id,
+                request.prompt_tokens,
+                waited_s,
+                queue_size,
+                request.session,
+            )
+        )
+        if len(latest) >= _MAX_UNCOUNTED:
             self.count()
 
     def count(self) -> None:
         """Bring the metrics up to date. After each decision it would take twice as long as many in a row."""
         metrics = self._metrics
-        uncounted, self._uncounted = self._uncounted, []
-        self._last.extend([decision for decision, _, _ in uncounted])
-        metrics.decisions.update([decision[1:3] for decision, _, _ in uncounted])
-        for _, took_s, _ in uncounted:
-            if took_s is not None:
-                metrics.decision_s.observe(took_s)
-        shadows = [shadow for _, _, shadow in uncounted if shadow is not None]
-        sound = [(other, is_same) for other, is_same in shadows if not isinstance(other, str)]
-        metrics.shadow_failures += len(shadows) - len(sound)
+        latest, self._latest = self._latest, []
+        self._last.extend(latest)
+        metrics.decisions.update([one[1:3] for one in latest])
+        took_s, self._took_s = self._took_s, []
+        metrics.decision_s.observe_all(took_s)
+        shadowed, self._shadowed = self._shadowed, []
+        sound = [(other, is_same) for other, is_same in shadowed if not isinstance(other, str)]
+        metrics.shadow_failures += len(shadowed) - len(sound)
         metrics.shadow_decisions.update([HELD if other is None else other.name for other, _ in sound])
         metrics.shadow_agreement.update([is_same for _, is_same in sound])
 

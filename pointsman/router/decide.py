@@ -6,8 +6,7 @@ No PyTorch: the policies are the simulator's compiled ones.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -53,13 +52,14 @@ class Decider:
         max_hold_s: float = HoldSpec().max_hold_s,
     ) -> None:
         """`policy`: a heuristic, `default` or a path. After `max_hold_s` a request must be sent."""
-        self._decide_at = direct(deciding.decide, "iiiiiifif")
+        self._decide = direct(deciding.decide, "iiifif")
         self.ledger = ledger
         self.spec = parse_spec(PolicySpec, {"kind": policy}, "policy") if isinstance(policy, str) else policy
         # Read once: another file in its place is another policy.
         path = self.spec.checkpoint
         self._policy = self.spec if path is None else load_checkpoint(path, "policy.checkpoint")
         self._turns = np.zeros(1, deciding.TURN).view(np.recarray)
+        self._turns_at = int(self._turns.ctypes.data)
         turn = self._turns[0]
         # xorshift must not start from 0.
         turn.rng = int(np.random.SeedSequence([seed, 0xDEC1DE]).generate_state(1)[0]) | 1
@@ -88,12 +88,8 @@ class Decider:
             turn.merged = self._merged.ctypes.data
             turn.books, turn.num_books, turn.own_book = books.address, len(books), self.ledger.index
         self._is_learned = bool(self._tables.rows[0].kind == LEARNED)
-        self._addresses = (
-            *self.ledger.addresses,
-            int(self._tables.rows.ctypes.data),
-            int(self._turns.ctypes.data),
-        )
-        self._decide: Callable[..., int] = partial(self._decide_at, *self._addresses)
+        turn.sims, turn.streams = self.ledger.addresses
+        turn.policies = self._tables.rows.ctypes.data
         self._slots = self.ledger.slots
         self._version = self.ledger.version
 
@@ -117,12 +113,12 @@ class Decider:
         if excluded:
             closed = self._close(excluded, now)
             try:
-                action = self._decide(prompt_tokens, session, waited_s, queue_size, now)
+                action = self._decide(self._turns_at, prompt_tokens, session, waited_s, queue_size, now)
             finally:
                 for row in closed:
-                    record_accepting(self._addresses[0], row, 1, now)
+                    record_accepting(ledger.addresses[0], row, 1, now)
         else:
-            action = self._decide(prompt_tokens, session, waited_s, queue_size, now)
+            action = self._decide(self._turns_at, prompt_tokens, session, waited_s, queue_size, now)
         if action < 0:
             raise PolicyError(f"policy {self.name}: its logits are not finite")
         self._action = action
@@ -133,7 +129,7 @@ class Decider:
         rows = [self.ledger.row(slot) for slot in slots if slot in self._slots]
         closed = [row for row in rows if self.ledger.signals[ACCEPTING, row] > 0.0]
         for row in closed:
-            record_accepting(self._addresses[0], row, 0, now)
+            record_accepting(self.ledger.addresses[0], row, 0, now)
         return closed
 
     def observe(
@@ -147,7 +143,7 @@ class Decider:
         context = np.zeros(NUM_CONTEXT_FEATURES, np.float32)
         legal = np.zeros(count + 1, np.bool_)
         deciding.observe_now(
-            *self._addresses,
+            self._turns_at,
             prompt_tokens,
             waited_s,
             queue_size,

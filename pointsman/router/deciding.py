@@ -28,9 +28,12 @@ from pointsman.simulator.state import NOBODY, request_at
 BROKEN = -1  # the policy's numbers are no numbers
 SAME_REQUEST_S = 1e-6  # two decisions are about one request if it arrived at the same time
 
-# What a policy keeps from one decision to the next, so that several can share the books.
+# Where a policy finds the books, and what it keeps from one decision to the next: several can share them.
 TURN = np.dtype(
     [
+        ("sims", "i8"),  # [1] SIM
+        ("streams", "i8"),  # [R] STREAMS
+        ("policies", "i8"),  # [1] POLICY
         ("rng", "i8"),
         ("round_robin", "i8"),
         ("scores", "i8"),  # [R] f8
@@ -139,16 +142,16 @@ def place(sim, num_prefill, session, waited_s, queue_size, max_hold_s):
 
 
 @entry_point
-def decide(sims, streams, policies, turns, num_prefill, session, waited_s, queue_size, now):
-    """The action of policies[0] for a request, 0 if no replica accepts any; BROKEN if the policy is."""
-    sim = sim_at(sims, 0)
-    policy = policy_at(policies, 0)
+def decide(turns, num_prefill, session, waited_s, queue_size, now):
+    """The policy's action for a request, 0 if no replica accepts any; BROKEN if the policy is."""
     turn = turn_at(turns, 0)
+    sim = sim_at(turn.sims, 0)
+    policy = policy_at(turn.policies, 0)
     sim.now = now
     if sim.num_accepting == 0:
         return 0
     for k in range(sim.num_replicas):
-        bring_up_to_date(sim, streams, k)
+        bring_up_to_date(sim, turn.streams, k)
     place(sim, num_prefill, session, waited_s, queue_size, turn.max_hold_s)
     own_signals = sim.signals
     if turn.num_books > 1:
@@ -168,13 +171,12 @@ def decide(sims, streams, policies, turns, num_prefill, session, waited_s, queue
 
 
 @entry_point
-def observe_now(
-    sims, streams, policies, turns, num_prefill, waited_s, queue_size, now, entities, context, legal
-):
+def observe_now(turns, num_prefill, waited_s, queue_size, now, entities, context, legal):
     """Fill entities [R, F] f4, context [C] f4 and legal [R + 1] bytes, all by address, without deciding."""
-    sim = sim_at(sims, 0)
+    turn = turn_at(turns, 0)
+    sim = sim_at(turn.sims, 0)
     sim.now = now
     for k in range(sim.num_replicas):
-        bring_up_to_date(sim, streams, k)
-    place(sim, num_prefill, NOBODY, waited_s, queue_size, turn_at(turns, 0).max_hold_s)
-    observe(sim, policy_at(policies, 0), sim.num_replicas, entities, context, legal)
+        bring_up_to_date(sim, turn.streams, k)
+    place(sim, num_prefill, NOBODY, waited_s, queue_size, turn.max_hold_s)
+    observe(sim, policy_at(turn.policies, 0), sim.num_replicas, entities, context, legal)

@@ -26,7 +26,7 @@ from pointsman.router.framing import (
     framing_problem,
     malformed,
 )
-from pointsman.router.heads import split
+from pointsman.router.heads import Known, known_head
 from pointsman.router.messages import (
     CONTINUE,
     LAST_CHUNK,
@@ -54,13 +54,13 @@ class _RefusedError(Exception):
 class ClientConnection(asyncio.Protocol):
     def __init__(self, service: Service, limits: Limits) -> None:
         self._service = service
-        self._heads = service.heads
         self._limits = limits
         self._max_body_bytes = limits.max_body_bytes  # a field of a Spec takes long to read
         self._transport: asyncio.Transport
         self._turn: Turn
         self._parser = httptools.HttpRequestParser(self)
         self._is_parsing = True
+        self._known: Known[Head] | None = None  # of the last request; the next may have the same head
         self._refusal: Answer | None = None
         # the request being received
         self._target = b""
@@ -107,12 +107,11 @@ class ClientConnection(asyncio.Protocol):
     def read(self, data: bytes) -> None:
         if not self._is_parsing:
             return
-        whole = split(data) if self._current is None and not self._is_receiving else None
-        if whole is not None:
-            key, body = whole
-            head = self._heads.get(key)
-            if head is not None and len(body) <= self._max_body_bytes:
-                self._start(Request(head, body))
+        is_between = self._current is None and not self._is_receiving
+        if is_between and self._known is not None:
+            body = self._known.body(data)
+            if body is not None and len(body) <= self._max_body_bytes:
+                self._start(Request(self._known.head, body))
                 return
         was_in_head = self._is_in_head
         try:
@@ -124,8 +123,10 @@ class ClientConnection(asyncio.Protocol):
                 self._header_bytes += len(data) if was_in_head else 0
                 if self._header_bytes > self._limits.max_header_bytes:
                     self._stop(HEAD_TOO_LARGE)
-            elif whole is not None and len(self._ready) == 1 and not self._is_receiving:
-                self._remember(whole[0], self._ready[0].head)
+            elif is_between and len(self._ready) == 1 and not self._is_receiving:
+                head = self._ready[0].head
+                if head.keep_alive and not head.is_http_10 and b"expect" not in head.special:
+                    self._known = known_head(data, head)
         if self._ready or self._owes_continue:
             self._advance()
 
@@ -275,9 +276,8 @@ class ClientConnection(asyncio.Protocol):
         request = self._current
         assert request is not None
         if request.keep_alive and not request.head.is_http_10 and not self._service.is_draining:
-            self._transport.write(
-                b"%b%bcontent-length: %d\r\n\r\n%b" % (head.start, own_lines, len(body), body)
-            )
+            length = b"content-length: %d\r\n\r\n" % len(body)
+            self._transport.write(b"".join((head.start, own_lines, length, body)))
             self._ended(request)
         else:
             self.begin(head.status, head.reason, head.lines + own_lines, len(body))
@@ -384,11 +384,6 @@ class ClientConnection(asyncio.Protocol):
         job = self._service.handle(request, self)
         if self._current is request:
             self._job = job
-
-    def _remember(self, key: bytes, head: Head) -> None:
-        """The next request like this one needs no parser."""
-        if head.keep_alive and not head.is_http_10 and b"expect" not in head.special:
-            self._heads.remember(key, head)
 
     def _continue(self) -> None:
         """`100 Continue` is part of the order of answers too."""

@@ -78,6 +78,7 @@ class Exchange:
         self._client = client
         self.request = request
         self.request_id = request_id
+        self._id_line = b"x-request-id: %b\r\n" % request_id.encode()
         self.model = facts.model
         self.prompt_tokens = proxy.ledger.prompt_length(facts.prompt_tokens)
         self.session_name = facts.session
@@ -123,16 +124,18 @@ class Exchange:
         """The request as this replica gets it."""
         body, head = self.request.body, self.request.head
         length = b"content-length: %d\r\n" % len(body) if body or head.method in _WITH_LENGTH else b""
-        return b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b%bx-request-id: %b\r\n\r\n%b" % (
+        parts = (
             head.method,
-            replica.prefix,
+            replica.before_target,
             head.target,
-            replica.host,
+            replica.after_target,
             head.wish.passed_on,
             length,
-            self.request_id.encode(),
+            self._id_line,
+            b"\r\n",
             body,
         )
+        return b"".join(parts)
 
     def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
         replica = self._replica
@@ -294,10 +297,9 @@ class Exchange:
 
     def _own_lines(self) -> bytes:
         """The headers that we add to an answer."""
-        line = b"x-request-id: %b\r\n" % self.request_id.encode()
         if self._explanation is None:
-            return line
-        return b"%bx-pointsman-decision: %b\r\n" % (line, self._explanation)
+            return self._id_line
+        return b"%bx-pointsman-decision: %b\r\n" % (self._id_line, self._explanation)
 
     def _can_retry(self) -> bool:
         assert self._replica is not None

@@ -1,40 +1,50 @@
-"""A message that comes whole, and whose head has come before, needs no parser.
+"""A message that comes whole, with the head of the one before it, needs no parser.
 
-Clients and servers send the same head again and again, but for the length of the body. A head that the parser
-has found in order once is remembered by its bytes without that length: those who send the same bytes mean the
-same. What is not remembered, or comes in pieces, goes through the parser.
+A client sends the same head again and again, and so does a server, but for the length of the body. Once the
+parser has found such a message in order, others are compared with it: the same bytes before the length, the
+same bytes after it, and a body as long as it says. What differs, or comes in pieces, goes through the parser.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-_MAX_HEADS = 1024
 _MAX_HEAD_BYTES = 4096
+_MAX_DIGITS = 20
+_NAMES = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
 
 H = TypeVar("H")
 
 
-class Heads(dict[bytes, H]):
-    """By what `split` returns."""
+class Known(Generic[H]):
+    __slots__ = ("_after", "_before", "head")
 
-    def remember(self, key: bytes, head: H) -> None:
-        """The parser found one message with this head, and nothing else."""
-        if len(key) > _MAX_HEAD_BYTES:
-            return
-        if len(self) >= _MAX_HEADS:  # others can make up as many as they like
-            self.clear()
-        self[key] = head
+    def __init__(self, before: bytes, after: bytes, head: H) -> None:
+        self._before = before  # the length
+        self._after = after
+        self.head = head
 
-
-def split(data: bytes) -> tuple[bytes, bytes] | None:
-    """A head without the line of its length, and the body, if it is as long as that line says."""
-    end = data.find(b"\r\n\r\n")
-    body = data[end + 4 :]
-    line = b"\r\ncontent-length: %d\r\n" % len(body)
-    start = data.find(line, 0, end + 2)
-    if start < 0:
-        start = data.find(b"\r\nContent-Length: %d\r\n" % len(body), 0, end + 2)
-        if start < 0:
+    def body(self, data: bytes) -> bytes | None:
+        """Of one whole message with this head; None if `data` is anything else."""
+        before, after = self._before, self._after
+        if not data.startswith(before):
             return None
-    return data[:start] + data[start + len(line) - 2 : end], body
+        start = len(before)
+        end = data.find(b"\r", start, start + _MAX_DIGITS)
+        if not data.startswith(after, end):
+            return None
+        body = data[end + len(after) :]
+        return body if data[start:end] == b"%d" % len(body) else None
+
+
+def known_head(data: bytes, head: H) -> Known[H] | None:
+    """`head` as the parser found it, in `data` that is one message from its first byte to its last."""
+    end = data.find(b"\r\n\r\n") + 4
+    if end > _MAX_HEAD_BYTES:
+        return None
+    digits = b"%d" % (len(data) - end)
+    for name in _NAMES:
+        start = data.find(name + digits + b"\r\n", 0, end) + len(name)
+        if start >= len(name):
+            return Known(data[:start], data[start + len(digits) : end], head)
+    return None

@@ -52,6 +52,7 @@ Array = NDArray[Any]
 MAX_PROMPT = 2**31 - 1
 FIRST_CAPACITY = 1024  # requests; doubles when it is full
 RECALIBRATE_FIRST, RECALIBRATE_EVERY = 32, 256  # finished requests
+RECALIBRATE_PAUSE_S = 0.5  # at least: it takes a millisecond or two
 LEARN_PROMPT = 0.02  # weight of a finished request in the correction of prompt lengths
 FREE, OPEN, ORPHAN = range(3)  # state of a handle; an orphan's replica was removed
 
@@ -71,6 +72,7 @@ class Ledger:
         self.prompt_scale = 1.0  # true over estimated length of prompts, by the servers' own counts
         self._num_finished = 0
         self._recalibrate_at = RECALIBRATE_FIRST
+        self._recalibrated_at = -math.inf
         self._names: list[str] = []  # by row, as the next three
         self._slots: list[int] = []
         self._known: list[Figures] = []
@@ -86,7 +88,8 @@ class Ledger:
         self._sim.output_estimate = self._estimates.ctypes.data
         self._requests = np.zeros(0, REQUEST).view(np.recarray)
         self._states: list[int] = []
-        self._found_nobody: list[bool] = []  # whether the request was sent to a replica where nobody waited
+        # Slot, prompt and time of those that were sent to a replica where nobody waited.
+        self._firsts: list[tuple[int, int, float] | None] = []
         self._free: list[int] = []
         self._grow()
         self._states[booking.TO_PLACE] = OPEN
@@ -180,9 +183,10 @@ class Ledger:
         row = self._rows[slot]
         self._now = now
         self._states[handle] = OPEN
-        self._found_nobody[handle] = self._record_sent(
+        found_nobody = self._record_sent(
             self._sims_at, self._streams_at, row, handle, prompt_tokens, session, streams, now
         )
+        self._firsts[handle] = (slot, prompt_tokens, now) if found_nobody else None
         return handle
 
     def first_token(self, handle: int, now: float) -> None:
@@ -190,14 +194,12 @@ class Ledger:
             return
         self._now = now
         self._record_first_token(self._sims_at, self._streams_at, handle, now)
-        if self._found_nobody[handle]:
-            request = self._requests[handle]
-            estimator = self._estimators[request.replica]
+        if (first := self._firsts[handle]) is not None:
+            slot, prompt_tokens, sent_at = first
+            row = self._rows[slot]
+            estimator = self._estimators[row]
             if estimator is not None:
-                step_s = float(self.signals[STEP_S, request.replica])
-                estimator.saw_first_token(
-                    int(request.num_prefill), now - float(request.dispatched_at), step_s
-                )
+                estimator.saw_first_token(prompt_tokens, now - sent_at, float(self.signals[STEP_S, row]))
 
     def tokens(self, handle: int, count: int, now: float) -> None:
         """More tokens of a request that has its first."""
@@ -226,8 +228,13 @@ class Ledger:
             ratio = 8.0 if ratio > 8.0 else ratio if ratio > 0.125 else 0.125
             self.prompt_scale = scale + LEARN_PROMPT * (ratio - scale)
         self._num_finished += 1
-        if self._is_estimating and self._num_finished >= self._recalibrate_at:
-            self._recalibrate_at += min(self._recalibrate_at, RECALIBRATE_EVERY)
+        if (
+            self._num_finished >= self._recalibrate_at
+            and self._is_estimating
+            and now - self._recalibrated_at >= RECALIBRATE_PAUSE_S
+        ):
+            self._recalibrated_at = now
+            self._recalibrate_at = self._num_finished + min(self._num_finished, RECALIBRATE_EVERY)
             for estimator, stream in zip(self._estimators, self._streams, strict=True):
                 if estimator is not None:
                     estimator.read_steps(int(stream.num_steps))
@@ -299,7 +306,7 @@ class Ledger:
         self._replica_of = np.asarray(table["replica"])
         self._sim.requests = table.ctypes.data
         self._states += [FREE] * (after - before)
-        self._found_nobody += [False] * (after - before)
+        self._firsts += [None] * (after - before)
         self._free += range(after - 1, before - 1, -1)
 
     def _place_tables(self, rows: list[int]) -> None:

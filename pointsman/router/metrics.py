@@ -58,6 +58,12 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def observe_all(self, values: Sequence[float]) -> None:
+        counts, bounds = self.counts, self.bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.total += sum(values)
+
     def take(self) -> tuple[list[int], float]:
         taken = self.counts, self.total
         self.counts, self.total = [0] * len(self.counts), 0.0

@@ -16,7 +16,6 @@ from pointsman.router.contract import Ledger
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.exchange import Exchange
 from pointsman.router.facts import Facts, read_facts, read_wish
-from pointsman.router.heads import Heads
 from pointsman.router.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
 from pointsman.router.keys import Keys
 from pointsman.router.logs import Log, RequestLine, microseconds
@@ -49,7 +48,7 @@ _OWN = frozenset(
     )
 )
 _COUNT_S = 0.02  # at most, until metrics know what has happened
-_MAX_UNCOUNTED = 1000
+_MAX_UNCOUNTED = 32
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -79,7 +78,6 @@ class Proxy:
         self.is_draining = False
         self.ask_leader: Callable[[], Awaitable[bytes]] | None = None  # for the metrics of all processes
         self.clients: set[ClientConnection] = set()
-        self.heads: Heads[Head] = Heads()
         self.active: set[Exchange] = set()
         self._is_count_planned = False
         self._uncounted: list[tuple[Exchange, int, str, int, int, float]] = []

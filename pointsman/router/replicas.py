@@ -23,8 +23,9 @@ class Replica:
         self.slot = slot
         self.calibration = backend.calibration
         self.address = parse_url(backend.url)
-        self.host = self.address.netloc.encode()
-        self.prefix = self.address.prefix.encode()
+        # What a request line has on both sides of the target.
+        self.before_target = b" " + self.address.prefix.encode()
+        self.after_target = b" HTTP/1.1\r\nhost: %b\r\n" % self.address.netloc.encode()
         self.pool = Pool(self.address, settings.limits)
         self.breaker = Breaker(settings.reliability)
         self.num_outstanding = 0

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pointsman.router.heads import Heads
 from pointsman.router.messages import Answer, Head, Request
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ class Job(Protocol):
 
 class Service(Protocol):
     is_draining: bool
-    heads: Heads[Head]  # that `screen` let pass
 
     def screen(self, head: Head) -> Answer | None:
         """A refusal that needs no body to be read."""

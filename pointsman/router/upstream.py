@@ -11,7 +11,7 @@ from typing import Protocol, cast
 import httptools
 
 from pointsman.router.config import Address, Limits
-from pointsman.router.heads import Heads, split
+from pointsman.router.heads import Known, known_head
 from pointsman.router.messages import EVENT_STREAM, LOAD_REPORT, AnswerHead, Headers, passed_to_client
 from pointsman.router.sockets import no_delay
 from pointsman.router.turns import Turn, this_turn
@@ -52,7 +52,6 @@ class Receiver(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._heads = pool.heads
         self._transport: asyncio.Transport
         self._turn: Turn
         self._parser = httptools.HttpResponseParser(self)
@@ -102,12 +101,12 @@ class UpstreamConnection(asyncio.Protocol):
         receiver = self._receiver
         if receiver is None:  # nobody wants it any more
             return
-        whole = None
-        if not self._has_answered:
-            whole = split(data) if not self._is_for_head else None
-            if whole is not None and (head := self._heads.get(whole[0])) is not None:
+        is_first = not self._has_answered
+        if is_first:
+            known = self._pool.known
+            if known is not None and not self._is_for_head and (body := known.body(data)) is not None:
                 self._release()
-                receiver.on_whole(head, whole[1])
+                receiver.on_whole(known.head, body)
                 return
         elif self._is_between_chunks:
             end = data.find(b"\r\n", 0, 8)
@@ -123,8 +122,8 @@ class UpstreamConnection(asyncio.Protocol):
                 return
             self._is_excessive = True
         self._is_between_chunks = self._is_between_chunks and data.endswith(b"\r\n")
-        if whole is not None and self._is_complete:
-            self._remember(whole[0])
+        if is_first and self._is_complete:
+            self._remember(data)
         if self._is_head_complete and not self._is_head_told:
             self._is_head_told = True
             receiver.on_head(self._status, self._reason, self._headers, self._length)
@@ -244,7 +243,7 @@ class UpstreamConnection(asyncio.Protocol):
     def resume(self) -> None:
         self._transport.resume_reading()
 
-    def _remember(self, key: bytes) -> None:
+    def _remember(self, data: bytes) -> None:
         """The next response like this one needs no parser."""
         is_good = 200 <= self._status < 300 and self._status != 204
         if not is_good or not self._keeps_alive or self._is_excessive:
@@ -252,7 +251,8 @@ class UpstreamConnection(asyncio.Protocol):
         names = dict(self._headers)
         if LOAD_REPORT not in names and not names.get(b"content-type", b"").startswith(EVENT_STREAM):
             lines = b"".join(passed_to_client(self._headers))
-            self._heads.remember(key, AnswerHead(self._status, self._reason, self._headers, lines))
+            head = AnswerHead(self._status, self._reason, self._headers, lines)
+            self._pool.known = known_head(data, head)
 
     def _release(self) -> None:
         """The response is complete: back to the pool, if the connection can be used again."""
@@ -282,7 +282,7 @@ class Pool:
 
     def __init__(self, address: Address, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
         self.address = address
-        self.heads: Heads[AnswerHead] = Heads()
+        self.known: Known[AnswerHead] | None = None  # of the last whole answer; the next may have the same
         self._limits = limits
         self._tls = (
             tls if tls is not None else ssl.create_default_context() if address.scheme == "https" else None
