@@ -26,15 +26,16 @@ class Known(Generic[H]):
 
     def body(self, data: bytes) -> bytes | None:
         """Of one whole message with this head; None if `data` is anything else."""
-        before, after = self._before, self._after
-        if not data.startswith(before):
+        start = len(self._before)
+        if data[:start] != self._before:
             return None
-        start = len(before)
-        end = data.find(b"\r", start, start + _MAX_DIGITS)
-        if not data.startswith(after, end):
+        digits = data[start : start + _MAX_DIGITS].partition(b"\r")[0]
+        start += len(digits)
+        end = start + len(self._after)
+        if data[start:end] != self._after:
             return None
-        body = data[end + len(after) :]
-        return body if data[start:end] == b"%d" % len(body) else None
+        body = data[end:]
+        return body if digits == b"%d" % len(body) else None
 
 
 def known_head(data: bytes, head: H) -> Known[H] | None:

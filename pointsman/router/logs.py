@@ -11,7 +11,7 @@ from typing import Any, Literal, TextIO
 import msgspec
 
 _MAX_BUFFERED = 1000
-_MAX_WRITTEN = 8  # at once: less than 4 KiB, so that lines of other processes come between, not into them
+_MAX_WRITTEN = 4096  # bytes at once, so that lines of other processes come between, not into them
 _encode_lines = msgspec.json.Encoder(enc_hook=str).encode_lines
 
 
@@ -50,10 +50,16 @@ class Log:
         self.flush()
 
     def flush(self) -> None:
-        lines, self._lines = self._lines, []
-        for first in range(0, len(lines), _MAX_WRITTEN):
-            self._stream.write(_encode_lines(lines[first : first + _MAX_WRITTEN]).decode())
+        data = _encode_lines(self._lines)
+        self._lines = []
+        start = 0
+        while start < len(data):
+            end = data.rfind(b"\n", start, start + _MAX_WRITTEN)
+            if end < 0:  # a line that is longer
+                end = data.find(b"\n", start)
+            self._stream.write(data[start : end + 1].decode())
             self._stream.flush()
+            start = end + 1
 
 
 def microseconds(seconds: float) -> float:

@@ -6,7 +6,7 @@ The hot path only adds to plain numbers; prometheus-client writes the text when 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +83,8 @@ class Histogram:
 
 class Metrics:
     def __init__(self) -> None:
-        self.ttft_s: dict[str, Histogram] = {}
-        self.e2e_s: dict[str, Histogram] = {}
+        self.ttft_s: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.e2e_s: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.decision_s = Histogram(_DECISION_S)
         self.hold_s = Histogram()
         self.requests: Counter[tuple[str, int]] = Counter()  # by replica and status
@@ -138,20 +138,20 @@ class Metrics:
             getattr(self, name).add(*taken[name])
         for name in _BY_REPLICA:
             for replica, one in taken[name]:
-                self._of(getattr(self, name), replica).add(*one)
+                getattr(self, name)[replica].add(*one)
 
-    def answered(self, replica: str, status: int, ttft_s: float | None, e2e_s: float) -> None:
-        self.requests[replica, status] += 1
-        if ttft_s is not None:
-            self._of(self.ttft_s, replica).observe(ttft_s)
-        (self.e2e_s.get(replica) or self._of(self.e2e_s, replica)).observe(e2e_s)
-
-    @staticmethod
-    def _of(histograms: dict[str, Histogram], replica: str) -> Histogram:
-        histogram = histograms.get(replica)
-        if histogram is None:
-            histogram = histograms[replica] = Histogram()
-        return histogram
+    def answered(
+        self,
+        statuses: Sequence[tuple[str, int]],
+        ttft_s: Mapping[str, Sequence[float]],
+        e2e_s: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Replica and status of some answers, and their times by replica."""
+        self.requests.update(statuses)
+        for replica, values in ttft_s.items():
+            self.ttft_s[replica].observe_all(values)
+        for replica, values in e2e_s.items():
+            self.e2e_s[replica].observe_all(values)
 
 
 class Exposition:

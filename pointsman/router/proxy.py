@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from itertools import count
 from time import time
@@ -172,22 +173,32 @@ class Proxy:
             self.count()
         elif not self._is_count_planned:
             self._is_count_planned = True
-            asyncio.get_running_loop().call_later(_COUNT_S, self.count)
+            asyncio.get_running_loop().call_later(_COUNT_S, self._count_now)
+
+    def _count_now(self) -> None:
+        self._is_count_planned = False
+        self.count()
 
     def count(self) -> None:
         """Metrics, log and record of what has happened. After each exchange this would take twice as long as
-        for many in a row."""
-        self._is_count_planned = False
+        for some in a row; for too many at once it takes longer again, as they are no longer in the cache."""
         self.chooser.count()
         metrics, recorder = self.metrics, self._recorder
         uncounted, self._uncounted = self._uncounted, []
+        statuses: list[tuple[str, int]] = []
+        ttfts_s: defaultdict[str, list[float]] = defaultdict(list)
+        e2es_s: defaultdict[str, list[float]] = defaultdict(list)
         lines: list[RequestLine] = []
         at = microseconds(time())
         for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
             arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
-            ttft_s = first - arrived_at if first is not None else None
+            statuses.append((replica, status))
+            ttft_s = None
+            if first is not None:
+                ttft_s = first - arrived_at
+                ttfts_s[replica].append(ttft_s)
             e2e_s = now - arrived_at
-            metrics.answered(replica, status, ttft_s, e2e_s)
+            e2es_s[replica].append(e2e_s)
             if exchange.generates:
                 if outcome == "completed":
                     metrics.tokens[replica, "prompt"] += prompt_tokens
@@ -210,6 +221,7 @@ class Proxy:
                     exchange.num_retries,
                 )
             )
+        metrics.answered(statuses, ttfts_s, e2es_s)
         self._log.requests(lines)
 
     # --- what the clock says ---

@@ -18,6 +18,7 @@ from pointsman.router.turns import Turn, this_turn
 
 _TIMED_OUT = "timed out"
 _SIZES = {b"%x" % size: size for size in range(1, 1 << 13)}
+_MAX_SIZE_LINE = 8
 
 
 class Receiver(Protocol):
@@ -102,16 +103,17 @@ class UpstreamConnection(asyncio.Protocol):
         if receiver is None:  # nobody wants it any more
             return
         is_first = not self._has_answered
-        if is_first:
+        if self._is_between_chunks:
+            size = data[:_MAX_SIZE_LINE].partition(b"\r\n")[0]
+            start = len(size) + 2
+            if _SIZES.get(size) == len(data) - start - 2 and data[-2:] == b"\r\n":  # one whole chunk
+                receiver.on_chunk(data, data[start:-2])
+                return
+        elif is_first:
             known = self._pool.known
             if known is not None and not self._is_for_head and (body := known.body(data)) is not None:
                 self._release()
                 receiver.on_whole(known.head, body)
-                return
-        elif self._is_between_chunks:
-            end = data.find(b"\r\n", 0, 8)
-            if _SIZES.get(data[:end]) == len(data) - end - 4 and data.endswith(b"\r\n"):  # one whole chunk
-                receiver.on_chunk(data, data[end + 2 : -2])
                 return
         self._has_answered = True
         try:

@@ -50,11 +50,11 @@ def test_history_forgets_what_is_old_and_keeps_the_rest() -> None:
     metrics = Metrics()
     past = History(metrics, Registry(FakeLedger(), Settings()), now=0.0)
     for index in range(3 * NUM_SAMPLES):
-        metrics.answered("a", 200, 0.02, 2.0 if index < NUM_SAMPLES else 0.4)
-        metrics.answered("gone", 500, None, 0.1)
+        e2e_s = {"a": [2.0 if index < NUM_SAMPLES else 0.4], "gone": [0.1]}
+        metrics.answered([("a", 200), ("gone", 500)], {"a": [0.02]}, e2e_s)
         past.tick((index + 1) * SAMPLE_S - 0.1)  # too early
         past.tick((index + 1) * SAMPLE_S)
-    metrics.answered("a", 200, None, 0.4)
+    metrics.answered([("a", 200)], {}, {"a": [0.4]})
     over_s, lately = past.lately(3 * NUM_SAMPLES * SAMPLE_S + 1.0)
     assert over_s == pytest.approx(NUM_SAMPLES * SAMPLE_S + 1.0)
     assert lately["answers"] == {("a", 200): NUM_SAMPLES + 1, ("gone", 500): NUM_SAMPLES}
