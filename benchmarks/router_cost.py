@@ -5,8 +5,9 @@
 Four instant mock servers and the load generator run in this process; every router is a process of its own,
 and what counts is the CPU time of that process (with its children and threads), which a busy machine
 disturbs far less than wall time. Pointsman runs with everything on: the default policy, a shadow policy, a
-log line a request, recorded traffic, scrapes and health checks. Rounds are shuffled; the table shows medians,
-and below it the medians of the ratios within a round.
+log line a request, recorded traffic, scrapes and health checks. All routers are up all the time and get their
+load in turn, a second or so each, in random order: the machine's speed changes, but hardly within a round.
+The table shows medians over the rounds, and below it the medians of the ratios within a round.
 
 nginx comes from the system (Debian: nginx-light), vllm-router from PyPI into a virtual environment of its
 own; what is not there is left out.
@@ -28,13 +29,12 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import uvloop
 
 NUM_SERVERS, NUM_CHUNKS, CHUNK_PAUSE_S, CONCURRENCY = 4, 50, 0.002, 32
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 # --- mock servers ---
 
@@ -222,17 +222,23 @@ def vllm_router_command(port: int, servers: list[int], folder: Path, program: st
     return [program, "--worker-urls", *urls, "--port", str(port), "--policy", "round_robin", *metrics]
 
 
-def cpu_s(pid: int) -> float:
-    """Of a process with its threads, and of its children."""
-    total = 0.0
+def with_children(pid: int) -> list[int]:
+    found = [pid]
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(path.parent.name) == pid or int(fields[1]) == pid:
-            total += (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-    return total
+        with suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def cpu_ms(pids: list[int]) -> float:
+    """Of some processes with their threads."""
+    total_ns = 0
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError):  # a thread that has ended meanwhile
+                total_ns += int(path.read_text().split()[0])
+    return total_ns / 1e6
 
 
 @asynccontextmanager
@@ -259,18 +265,17 @@ async def running(command: list[str], port: int, folder: Path) -> AsyncIterator[
 
 
 async def measure(
-    name: str, port: int, pid: int | None, num_requests: int, num_streams: int
+    name: str, port: int, pids: list[int], num_requests: int, num_streams: int
 ) -> dict[str, float]:
     found = {}
     await load(port, num_requests // 5, is_stream=False)
-    before = cpu_s(pid) if pid else 0.0
+    before = cpu_ms(pids)
     await load(port, num_requests, is_stream=False)
-    found["ms a request"] = ((cpu_s(pid) if pid else 0.0) - before) * 1e3 / num_requests
-    await load(port, CONCURRENCY, is_stream=True)
-    before = cpu_s(pid) if pid else 0.0
+    found["ms a request"] = (cpu_ms(pids) - before) / num_requests
+    before = cpu_ms(pids)
     await load(port, num_streams, is_stream=True)
-    found["ms a stream"] = ((cpu_s(pid) if pid else 0.0) - before) * 1e3 / num_streams
-    found["first chunk ms"] = statistics.median(await load(port, 30, is_stream=True, concurrency=1)) * 1e3
+    found["ms a stream"] = (cpu_ms(pids) - before) / num_streams
+    found["first chunk ms"] = statistics.median(await load(port, 5, is_stream=True, concurrency=1)) * 1e3
     print(f"  {name:12}" + "".join(f"  {key} {value:.3f}" for key, value in found.items()), flush=True)
     return found
 
@@ -279,9 +284,9 @@ async def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--streams", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=4_000, help="to each router, each round")
+    parser.add_argument("--streams", type=int, default=96, help="to each router, each round")
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--nginx", default=shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"))
     parser.add_argument("--vllm-router", default=shutil.which("vllm-router"))
     options = parser.parse_args()
@@ -293,17 +298,22 @@ async def main() -> None:
         routers["nginx"] = (nginx_command, options.nginx)
     if options.vllm_router:
         routers["vllm-router"] = (vllm_router_command, options.vllm_router)
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in ("direct", *routers)}
-    for round_number in range(options.rounds):
-        print(f"round {round_number + 1}", flush=True)
-        results["direct"].append(await measure("direct", ports[0], None, options.requests, options.streams))
-        for name in random.sample(list(routers), len(routers)):
-            command, program = routers[name]
-            with tempfile.TemporaryDirectory() as folder:
-                port = free_port()
-                arguments = command(port, ports, Path(folder), program)
-                async with running(arguments, port, Path(folder)) as pid:
-                    results[name].append(await measure(name, port, pid, options.requests, options.streams))
+    async with AsyncExitStack() as stack:
+        up: dict[str, tuple[int, list[int]]] = {"direct": (ports[0], [])}
+        for name, (command, program) in routers.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            port = free_port()
+            pid = await stack.enter_async_context(
+                running(command(port, ports, folder, program), port, folder)
+            )
+            up[name] = (port, with_children(pid))
+            await load(port, options.requests, is_stream=False)
+            await load(port, CONCURRENCY, is_stream=True)
+        results: dict[str, list[dict[str, float]]] = {name: [] for name in up}
+        for round_number in range(options.rounds):
+            print(f"round {round_number + 1}", flush=True)
+            for name in random.sample(list(up), len(up)):
+                results[name].append(await measure(name, *up[name], options.requests, options.streams))
     print_table(results)
     print_ratios(results)
 

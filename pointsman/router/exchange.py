@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from pointsman.router.proxy import Proxy
 
 _DONE = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
+_EVENT_END = b"\n\n"
+_OBJECT_END = b"}\n\n"
 _WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 
 
@@ -178,12 +180,11 @@ class Exchange:
         self._moved_at = now = monotonic()
         self._last_but_one = self._last
         self._last = data
-        if self._is_sse:
-            if self._num_tokens > 0 and data.count(b"\n\n") == 1 and not data.endswith(_DONE):
-                self._num_tokens += 1  # as `_count` would do, of nearly all chunks
-                self._proxy.ledger.tokens(self._handle, 1, now)
-            else:
-                self._count(data, now)
+        if self._num_tokens > 0 and data[-3:] == _OBJECT_END and _EVENT_END not in data[:-2]:
+            self._num_tokens += 1  # one event, as nearly all chunks are: what `_count` would do
+            self._proxy.ledger.tokens(self._handle, 1, now)
+        elif self._is_sse:
+            self._count(data, now)
 
     def on_read(self) -> None:
         self._client.flush()
@@ -369,7 +370,7 @@ class Exchange:
 
         JSON has no raw line breaks, so that an empty line is the end of an event and nothing else.
         """
-        num_events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
+        num_events = data.count(_EVENT_END) or data.count(b"\r\n\r\n")
         if data.endswith(_DONE):
             num_events -= 1
         if self.first_byte_at is None:

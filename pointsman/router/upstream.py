@@ -102,14 +102,14 @@ class UpstreamConnection(asyncio.Protocol):
         receiver = self._receiver
         if receiver is None:  # nobody wants it any more
             return
-        is_first = not self._has_answered
         if self._is_between_chunks:
             size = data[:_MAX_SIZE_LINE].partition(b"\r\n")[0]
             start = len(size) + 2
             if _SIZES.get(size) == len(data) - start - 2 and data[-2:] == b"\r\n":  # one whole chunk
                 receiver.on_chunk(data, data[start:-2])
                 return
-        elif is_first:
+        is_first = not self._has_answered
+        if is_first:
             known = self._pool.known
             if known is not None and not self._is_for_head and (body := known.body(data)) is not None:
                 self._release()
