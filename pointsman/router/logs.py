@@ -50,8 +50,8 @@ class Log:
         self.flush()
 
     def flush(self) -> None:
-        data = _encode_lines(self._lines)
-        self._lines = []
+        lines, self._lines = self._lines, []
+        data = _encode_lines(lines)
         start = 0
         while start < len(data):
             end = data.rfind(b"\n", start, start + _MAX_WRITTEN)

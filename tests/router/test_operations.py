@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,6 +27,7 @@ from pointsman.router.discovery import (
 )
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.keys import Keys, read_keys
+from pointsman.router.logs import Log, RequestLine
 from pointsman.router.recording import Recorder, new_recording
 from pointsman.router.server import port_of
 from pointsman.workload.readers import read_trace
@@ -136,6 +139,32 @@ def values(text: bytes) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(text.decode())
         for sample in family.samples
     }
+
+
+def test_log_lines_are_written_whole_a_page_at_a_time() -> None:
+    """Several processes may write to one pipe: up to 4 KiB arrive in one piece."""
+
+    class Pages(io.StringIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pages: list[str] = []
+
+        def write(self, text: str) -> int:
+            self.pages.append(text)
+            return len(text)
+
+    stream = Pages()
+    log = Log(stream)
+    line = RequestLine(1.0, "request", "id", "/v1", 200, "completed", "a", None, 0.5, 1, 2, 0)
+    log.requests([line] * 100)
+    log.requests([msgspec.structs.replace(line, path="/" + "x" * 5000)])
+    log.requests([line] * 3)
+    log.flush()
+    assert all(page.endswith("\n") for page in stream.pages)
+    long = [page for page in stream.pages if len(page) > 4096]
+    assert len(long) == 1 and "xxx" in long[0] and long[0].count("\n") == 1
+    assert [json.loads(text)["id"] for text in "".join(stream.pages).splitlines()] == ["id"] * 104
+    assert len(stream.pages) < 104 / 4
 
 
 def test_metrics_count_what_happened() -> None:
