@@ -110,15 +110,16 @@ class Decider:
         ledger = self.ledger
         if ledger.version != self._version:
             self._fit()
+        decide = self._decide
         if excluded:
             closed = self._close(excluded, now)
             try:
-                action = self._decide(self._turns_at, prompt_tokens, session, waited_s, queue_size, now)
+                action = decide(self._turns_at, prompt_tokens, session, waited_s, queue_size, now)
             finally:
                 for row in closed:
                     record_accepting(ledger.addresses[0], row, 1, now)
         else:
-            action = self._decide(self._turns_at, prompt_tokens, session, waited_s, queue_size, now)
+            action = decide(self._turns_at, prompt_tokens, session, waited_s, queue_size, now)
         if action < 0:
             raise PolicyError(f"policy {self.name}: its logits are not finite")
         self._action = action

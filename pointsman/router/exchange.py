@@ -172,15 +172,16 @@ class Exchange:
             self._count(data, now)
 
     def on_chunk(self, raw: bytes, data: bytes) -> None:
-        if self._write_raw is not None:
-            self._write_raw(raw)
+        write_raw = self._write_raw
+        if write_raw is not None:
+            write_raw(raw)
         else:
             self._client.write(data)
             self._client.flush()
         self._moved_at = now = monotonic()
         self._last_but_one = self._last
         self._last = data
-        if self._num_tokens > 0 and data[-3:] == _OBJECT_END and _EVENT_END not in data[:-2]:
+        if self._num_tokens > 0 and data[-3:] == _OBJECT_END and data.count(_EVENT_END) == 1:
             self._num_tokens += 1  # one event, as nearly all chunks are: what `_count` would do
             self._proxy.ledger.tokens(self._handle, 1, now)
         elif self._is_sse:

@@ -61,6 +61,7 @@ class Ledger:
     def __init__(self, now: float | None = None, books: Books | None = None, index: int = 0) -> None:
         """`books`: shared with other processes; ours is the one at `index`."""
         self.books, self.index = books, index
+        # Called by way of a local name: an attribute that is called takes longer to find than a method.
         self._record_sent = direct(booking.record_sent, "iiiiiibf")
         self._record_first_token = direct(booking.record_first_token, "iiif")
         self._record_tokens = direct(booking.record_tokens, "iiiif")
@@ -183,7 +184,8 @@ class Ledger:
         row = self._rows[slot]
         self._now = now
         self._states[handle] = OPEN
-        found_nobody = self._record_sent(
+        record_sent = self._record_sent
+        found_nobody = record_sent(
             self._sims_at, self._streams_at, row, handle, prompt_tokens, session, streams, now
         )
         self._firsts[handle] = (slot, prompt_tokens, now) if found_nobody else None
@@ -206,7 +208,8 @@ class Ledger:
         if self._states[handle] != OPEN or count < 1:
             return
         self._now = now
-        self._record_tokens(self._sims_at, self._streams_at, handle, count, now)
+        record_tokens = self._record_tokens
+        record_tokens(self._sims_at, self._streams_at, handle, count, now)
 
     def finished(
         self, handle: int, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
@@ -220,7 +223,8 @@ class Ledger:
         self._free.append(handle)
         self._now = now
         num_output = NOBODY if output_tokens is None else output_tokens
-        booked = self._record_finished(self._sims_at, self._streams_at, handle, num_output, now)
+        record_finished = self._record_finished
+        booked = record_finished(self._sims_at, self._streams_at, handle, num_output, now)
         if prompt_tokens:
             # What was booked had the correction in it already.
             scale = self.prompt_scale

@@ -17,8 +17,8 @@ from pointsman.router.sockets import no_delay
 from pointsman.router.turns import Turn, this_turn
 
 _TIMED_OUT = "timed out"
-_SIZES = {b"%x" % size: size for size in range(1, 1 << 13)}
-_MAX_SIZE_LINE = 8
+# How one whole chunk begins, by its length with everything.
+_CHUNK_STARTS = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 1 << 13)}
 
 
 class Receiver(Protocol):
@@ -103,10 +103,9 @@ class UpstreamConnection(asyncio.Protocol):
         if receiver is None:  # nobody wants it any more
             return
         if self._is_between_chunks:
-            size = data[:_MAX_SIZE_LINE].partition(b"\r\n")[0]
-            start = len(size) + 2
-            if _SIZES.get(size) == len(data) - start - 2 and data[-2:] == b"\r\n":  # one whole chunk
-                receiver.on_chunk(data, data[start:-2])
+            start = _CHUNK_STARTS.get(len(data))
+            if start is not None and data[: len(start)] == start and data[-2:] == b"\r\n":
+                receiver.on_chunk(data, data[len(start) : -2])
                 return
         is_first = not self._has_answered
         if is_first:
