@@ -290,6 +290,8 @@ async def main() -> None:
     parser.add_argument("--nginx", default=shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"))
     parser.add_argument("--vllm-router", default=shutil.which("vllm-router"))
     options = parser.parse_args()
+    if not Path("/proc/self/schedstat").exists():
+        raise SystemExit("needs Linux with /proc/PID/schedstat")
     loop = asyncio.get_running_loop()
     servers = [await loop.create_server(Server, "127.0.0.1", 0) for _ in range(NUM_SERVERS)]
     ports = [server.sockets[0].getsockname()[1] for server in servers]
@@ -319,7 +321,7 @@ async def main() -> None:
 
 
 def print_ratios(results: dict[str, list[dict[str, float]]]) -> None:
-    """Of what ran a minute apart: the machine's speed changes from round to round, the ratio hardly."""
+    """Of what ran seconds apart: the machine's speed changes from round to round, the ratio hardly."""
     for name, rounds in results.items():
         if name not in ("direct", "pointsman"):
             for measure in ("ms a request", "ms a stream"):

@@ -12,7 +12,7 @@ those of Llama-3-8B on one A100 and are estimated as traffic flows:
 
 Replicas whose estimates are close get the same figure: a difference of a few per cent is noise, and would
 send all traffic of a quiet hour to one of two equal servers. A replica that nothing new was seen of, while
-the others served a few hundred requests, gets what is usual among them: a wrong estimate must not be the
+the others served some hundreds of requests, gets what is usual among them: a wrong estimate must not be the
 reason why it is never corrected.
 """
 

@@ -21,7 +21,7 @@ from pointsman.router.replicas import Registry, Replica
 FALLBACK = "least-outstanding"
 PROBE = "probe"
 _NUM_REMEMBERED = 500
-_MAX_UNCOUNTED = 32
+MAX_UNCOUNTED = 32
 HELD = "hold"
 
 Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
@@ -182,7 +182,7 @@ class Chooser:
                 request.session,
             )
         )
-        if len(latest) >= _MAX_UNCOUNTED:
+        if len(latest) >= MAX_UNCOUNTED:
             self.count()
 
     def count(self) -> None:

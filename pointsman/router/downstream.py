@@ -60,7 +60,8 @@ class ClientConnection(asyncio.Protocol):
         self._turn: Turn
         self._parser = httptools.HttpRequestParser(self)
         self._is_parsing = True
-        self._known: Known[Head] | None = None  # of the last request; the next may have the same head
+        # Of the last request that came whole. Another like it is not screened again: keys do not change.
+        self._known: Known[Head] | None = None
         self._refusal: Answer | None = None
         # the request being received
         self._target = b""

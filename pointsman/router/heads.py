@@ -3,6 +3,7 @@
 A client sends the same head again and again, and so does a server, but for the length of the body. Once the
 parser has found such a message in order, others are compared with it: the same bytes before the length, the
 same bytes after it, and a body as long as it says. What differs, or comes in pieces, goes through the parser.
+That is sound because the parser is strict: it ends lines at CRLF only, and refuses a second length.
 """
 
 from __future__ import annotations

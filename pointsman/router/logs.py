@@ -37,6 +37,7 @@ class Log:
         self._stream = stream
         self._has_requests = has_requests
         self._lines: list[RequestLine | dict[str, Any]] = []
+        self._num_lost = 0
 
     def requests(self, lines: list[RequestLine]) -> None:
         if self._has_requests:
@@ -50,8 +51,20 @@ class Log:
         self.flush()
 
     def flush(self) -> None:
+        """A full disk must not stop the router: what cannot be written is lost, and the next line says so."""
         lines, self._lines = self._lines, []
-        data = _encode_lines(lines)
+        num_lost = self._num_lost + len(lines)
+        if self._num_lost:
+            lines.insert(
+                0, {"time": microseconds(time()), "event": "log lines lost", "count": self._num_lost}
+            )
+        try:
+            self._write(_encode_lines(lines))
+            self._num_lost = 0
+        except OSError:
+            self._num_lost = num_lost
+
+    def _write(self, data: bytes) -> None:
         start = 0
         while start < len(data):
             end = data.rfind(b"\n", start, start + _MAX_WRITTEN)

@@ -11,7 +11,7 @@ from itertools import count
 from time import time
 from typing import Any
 
-from pointsman.router.chooser import Chooser
+from pointsman.router.chooser import MAX_UNCOUNTED, Chooser
 from pointsman.router.config import Settings
 from pointsman.router.contract import Ledger
 from pointsman.router.downstream import ClientConnection
@@ -49,7 +49,6 @@ _OWN = frozenset(
     )
 )
 _COUNT_S = 0.02  # at most, until metrics know what has happened
-_MAX_UNCOUNTED = 32
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -169,7 +168,7 @@ class Proxy:
         if self.dispatcher.num_held:
             self.dispatcher.wake()
         self._uncounted.append((exchange, status, outcome, prompt_tokens, output_tokens, now))
-        if len(self._uncounted) > _MAX_UNCOUNTED:
+        if len(self._uncounted) >= MAX_UNCOUNTED:
             self.count()
         elif not self._is_count_planned:
             self._is_count_planned = True
@@ -237,6 +236,8 @@ class Proxy:
         self._log.flush()
         if self._recorder is not None:
             self._recorder.flush()
+            if num_lost := self._recorder.take_lost():
+                self._log.event("requests not recorded", count=num_lost)
 
     # --- answered here ---
 

@@ -54,6 +54,7 @@ class Recorder:
         self._started_at = recording.started_at
         self._salt = recording.salt
         self._lines: list[_Line] = []
+        self._num_lost = 0
 
     def add(
         self, arrived_at: float, prompt_tokens: int, output_tokens: int, session: str | None, outcome: str
@@ -69,7 +70,15 @@ class Recorder:
     def flush(self) -> None:
         if self._lines:
             lines, self._lines = self._lines, []
-            self._file.write(_encode_lines(lines))
+            try:
+                self._file.write(_encode_lines(lines))
+            except OSError:  # a full disk must not stop the router
+                self._num_lost += len(lines)
+
+    def take_lost(self) -> int:
+        """How many requests could not be written since this was last called."""
+        num_lost, self._num_lost = self._num_lost, 0
+        return num_lost
 
     def close(self) -> None:
         self.flush()

@@ -148,8 +148,12 @@ class Router:
         while True:
             await asyncio.sleep(min(_TICK_S, shortest_s / 4))
             now = monotonic()
-            self.proxy.tick(now)
-            self.history.tick(now)
+            try:
+                self.proxy.tick(now)
+                self.history.tick(now)
+            except Exception as error:  # without a clock nothing would ever time out
+                about = {"message": "a tick failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(about)
 
     def _log_change(self, replica: Replica, what: str) -> None:
         self.log.event("replica", replica=replica.name, what=what)

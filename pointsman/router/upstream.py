@@ -21,6 +21,10 @@ _TIMED_OUT = "timed out"
 _CHUNK_STARTS = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 1 << 13)}
 
 
+class _UnknownEncodingError(Exception):
+    """Stops the parser."""
+
+
 class Receiver(Protocol):
     """Who sent the request; learns of the response as it comes."""
 
@@ -100,7 +104,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def read(self, data: bytes) -> None:
         receiver = self._receiver
-        if receiver is None:  # nobody wants it any more
+        if receiver is None:  # nobody wants it any more, and the next request must not take it for its answer
+            self.abort()
             return
         if self._is_between_chunks:
             start = _CHUNK_STARTS.get(len(data))
@@ -184,6 +189,8 @@ class UpstreamConnection(asyncio.Protocol):
             if name == b"content-length":
                 length = int(value)
             elif name == b"transfer-encoding":
+                if value.lower() != b"chunked":  # we asked for nothing else, and cannot undo it
+                    raise _UnknownEncodingError
                 is_chunked = True
         self._is_between_chunks = is_chunked
         is_bodiless = self._is_for_head or self._status in (204, 304)

@@ -34,7 +34,7 @@ from pointsman.workload.readers import read_trace
 from pointsman.workload.spec import TraceFile
 from tests.router.fakes import HOLD
 from tests.router.harness import CHAT, Answered, Cluster, Wire, cluster, get, post, run, until
-from tests.router.mock import gated, mocks, ok, reset, respond, status
+from tests.router.mock import gated, hang, mocks, ok, reset, respond, status
 
 SECRET = "sk-very-secret"
 PROMPT = "the prompt that nobody may see"
@@ -165,6 +165,42 @@ def test_log_lines_are_written_whole_a_page_at_a_time() -> None:
     assert len(long) == 1 and "xxx" in long[0] and long[0].count("\n") == 1
     assert [json.loads(text)["id"] for text in "".join(stream.pages).splitlines()] == ["id"] * 104
     assert len(stream.pages) < 104 / 4
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:
+    class Disk(io.StringIO):
+        is_full = False
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    class Full(io.RawIOBase):
+        def write(self, data: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    async def scenario() -> None:
+        disk = Disk()
+        recorder = Recorder(new_recording(tmp_path / "traffic.jsonl"))
+        async with cluster(ok, limits={"first_byte_timeout_s": 0.2}, log_to=disk, recorder=recorder) as c:
+            file, recorder._file = recorder._file, Full()  # type: ignore[assignment]
+            disk.is_full = True
+            assert (await c.ask()).status == 200
+            await asyncio.sleep(0.3)  # the clock has ticked
+            disk.is_full = False
+            recorder._file = file
+            c.mocks[0].behaviour = hang
+            assert (await c.ask()).status == 504, "the clock ticks on"
+            await until(lambda: "log lines lost" in disk.getvalue())
+            events = {line["event"]: line for line in map(json.loads, disk.getvalue().splitlines())}
+            assert events["log lines lost"]["count"] >= 2, "of the request, and of what was not recorded"
+            await until(lambda: file.tell() > 0)
+        recorder.close()
+        recorded = (tmp_path / "traffic.jsonl").read_text().splitlines()
+        assert [json.loads(line)["outcome"] for line in recorded] == ["failed"]
+
+    run(scenario)
 
 
 def test_metrics_count_what_happened() -> None:

@@ -471,3 +471,17 @@ def test_draining_ends() -> None:
             )
 
     run(scenario)
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"identity", b"chunked, gzip", b"gzip, chunked"])
+def test_an_encoding_that_was_not_asked_for_is_no_answer(coding: bytes) -> None:
+    """Such a body could end elsewhere than its chunks seem to, and clients could not read it."""
+    odd = raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: " + coding + b"\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
+
+    async def scenario() -> None:
+        async with cluster(odd) as c:
+            assert (await c.ask()).status == 502
+        async with cluster(odd, ok) as c:
+            assert {(await c.ask()).status for _ in range(4)} == {200}
+
+    run(scenario)

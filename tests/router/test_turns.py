@@ -6,8 +6,9 @@ import asyncio
 from typing import Any, cast
 
 from pointsman.router.config import Limits, parse_url
+from pointsman.router.messages import Headers
 from pointsman.router.turns import this_turn
-from pointsman.router.upstream import Pool, UpstreamConnection
+from pointsman.router.upstream import Pool, Receiver, UpstreamConnection
 from tests.router.harness import run
 
 
@@ -59,10 +60,28 @@ def test_a_failure_ends_one_connection_and_is_reported() -> None:
     run(scenario)
 
 
+class Answered(Receiver):
+    def on_connected(self, connection: UpstreamConnection) -> None: ...
+
+    def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None: ...
+
+    def on_body(self, data: bytes) -> None: ...
+
+    def on_complete(self) -> None: ...
+
+    def on_failure(self, reason: str, *, is_stale: bool) -> None:
+        raise AssertionError(reason)
+
+
 class Transport:
     is_aborted = False
 
     def get_extra_info(self, name: str) -> None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def is_reading(self) -> bool:
+        return True
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -78,6 +97,20 @@ def test_what_nobody_asked_for_is_no_answer_to_the_next_request() -> None:
         connection.connection_made(cast(asyncio.Transport, transport))
         pool.idle.append(connection)
         connection.data_received(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+        assert not pool.idle and transport.is_aborted
+
+    run(scenario)
+
+
+def test_what_follows_an_answer_in_the_same_turn_is_no_answer_to_the_next_request() -> None:
+    async def scenario() -> None:
+        pool = Pool(parse_url("http://127.0.0.1:1"), Limits())
+        connection, transport = UpstreamConnection(pool), Transport()
+        connection.connection_made(cast(asyncio.Transport, transport))
+        connection.send(Answered(), b"")
+        connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n1")
+        connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-le")
+        this_turn().finish()
         assert not pool.idle and transport.is_aborted
 
     run(scenario)
