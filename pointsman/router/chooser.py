@@ -113,9 +113,11 @@ class Chooser:
                 self._failed(found, started)
             elif self._num_failures or self._has_said:
                 self._succeeded()
-        if isinstance(found, str) or (found is None and must_send):
+        if found is None and must_send:
+            found = "held too long"
+        if isinstance(found, str):
             by = FALLBACK
-            self._metrics.fallbacks[found or "held too long"] += 1
+            self._metrics.fallbacks[found] += 1
             found = self._registry.least_outstanding(excluded)
         if self._shadow is not None:
             other = self._ask(self._shadow, request, waited_s, queue_size, started, excluded)

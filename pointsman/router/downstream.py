@@ -378,7 +378,6 @@ class ClientConnection(asyncio.Protocol):
 
     def _start(self, request: Request) -> None:
         self._current = request
-        self._since = monotonic()
         if request.refusal is not None:
             self.answer(request.refusal)
             return

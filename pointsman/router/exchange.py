@@ -117,7 +117,6 @@ class Exchange:
     def on_connected(self, connection: UpstreamConnection) -> None:
         self._dialling = None
         self._connection = connection
-        self._moved_at = monotonic()
         assert self._replica is not None
         is_for_head = self.request.head.method == b"HEAD"
         connection.send(self, self.message(self._replica), is_for_head=is_for_head)

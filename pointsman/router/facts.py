@@ -107,12 +107,13 @@ def read_wish(head: Head, passed_on: bytes) -> Wish:
 
 def read_facts(wish: Wish, raw: bytes) -> Facts | Answer:
     """Of a body; Answer: why the request is refused."""
-    if wish.decode is None:
+    decode = wish.decode
+    if decode is None:
         return Facts(prompt_tokens=1 + len(raw) // _BYTES_PER_TOKEN, session=wish.session)
     try:
         if not raw.isascii():
             raw.decode()  # what is skipped is not checked to be UTF-8 otherwise
-        body: Any = wish.decode(raw)
+        body: Any = decode(raw)
         kind = type(body)
         if kind is _Chat:
             prompt_tokens = _TOKENS_PER_MESSAGE * len(body.messages)
