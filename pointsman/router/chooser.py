@@ -25,7 +25,7 @@ MAX_UNCOUNTED = 32
 HELD = "hold"
 
 Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
-Answer = Replica | str | None  # a replica, None to hold, or what is wrong with the policy
+Verdict = Replica | str | None  # a replica, None to hold, or what is wrong with the policy
 
 
 class Placed(Protocol):
@@ -76,7 +76,7 @@ class Chooser:
         # What `count` has not counted yet.
         self._latest: list[Remembered] = []
         self._took_s: list[float] = []
-        self._shadowed: list[tuple[Answer, bool]] = []  # what the shadow says, and whether that is the same
+        self._shadowed: list[tuple[Verdict, bool]] = []  # what the shadow says, and whether that is the same
 
     def switch(self, policy: str) -> None:
         """From the next decision on; what is wrong with the new policy shows before the old one goes."""
@@ -102,7 +102,7 @@ class Chooser:
         started = monotonic()
         by = self.policy
         if started < self._suspended_until:
-            found: Answer = "suspended"
+            found: Verdict = "suspended"
         else:
             found = self._ask(self._decider, request, waited_s, queue_size, started, excluded)
             took_s = monotonic() - started
@@ -150,7 +150,7 @@ class Chooser:
         queue_size: int,
         now: float,
         excluded: Collection[int],
-    ) -> Answer:
+    ) -> Verdict:
         try:
             action = decider.choose(
                 request.prompt_tokens, waited_s, queue_size, now, excluded, request.session
