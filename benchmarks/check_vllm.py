@@ -44,10 +44,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from pointsman.policies.rollout import run
-from pointsman.policies.spec import PolicySpec, PolicyTables
+from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
+from pointsman.simulator.run import run
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.simulator.state import DONE
 from pointsman.spec import parse_spec

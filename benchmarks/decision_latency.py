@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pointsman.router.decide import Decider
-from pointsman.router.ledger import Ledger
+from pointsman.routing.books import Ledger
+from pointsman.routing.decider import Decider
 
 LIMITS_US = {4: 15.0, 16: 60.0}
 NUM_ROUNDS, NUM_CALLS = 7, 4000

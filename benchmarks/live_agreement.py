@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pointsman.config import Config
 from pointsman.evaluation.compare import Comparison, compare
-from pointsman.evaluation.scenarios import REPORT_SEEDS, find_scenario
+from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
 from pointsman.live.comparison import compare_live, plan_live
 from pointsman.live.processes import emulator, run_to_end
 from pointsman.report.tables import change, markdown, number

@@ -31,10 +31,11 @@ from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPo
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from pointsman.envs.entity import EntitySpace, Observation
+from pointsman.envs.entity import Observation
 from pointsman.envs.gym import HIGHEST, observation_space
 from pointsman.envs.routing import RoutingEnv
-from pointsman.policies.checkpoint import NetworkSpec
+from pointsman.inference.checkpoint import NetworkSpec
+from pointsman.inference.space import EntitySpace
 from pointsman.spec import parse_spec
 from pointsman.training.config import TrainConfig
 from pointsman.training.passes import use_one_thread

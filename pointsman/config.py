@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from pointsman.policies.sources import anchored_policy
-from pointsman.policies.spec import PolicySpec
+from pointsman.routing.policy import PolicySpec
+from pointsman.routing.sources import anchored_policy
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.spec import Spec, apply_override, parse_spec, read_yaml
 from pointsman.workload import WorkloadSpec

@@ -21,7 +21,7 @@ def capacity(
 
     Example: pointsman capacity --scenario mixed-hardware
     """
-    from pointsman.evaluation.capacity import replica_capacities
+    from pointsman.experiments.capacity import replica_capacities
     from pointsman.simulator.plan import plan_replicas
 
     folder = base_dir(config_file)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pointsman.evaluation.compare import Comparison
-    from pointsman.evaluation.objective import Objective
+    from pointsman.experiments.objective import Objective
     from pointsman.report.comparison import ComparisonReport
 
 ROUTING, BASELINE = "routing", "least-outstanding"
@@ -82,8 +82,8 @@ def compare(
 
     Example: pointsman compare --scenario mixed-hardware --policies round-robin,least-work --out results
     """
+    from pointsman.files import output_dir
     from pointsman.report.comparison import ComparisonReport
-    from pointsman.report.files import output_dir
 
     command = shlex.join(["pointsman", *context.obj])
     if env is not None and env != ROUTING:

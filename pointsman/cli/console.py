@@ -19,10 +19,10 @@ from pointsman.errors import PointsmanWarning
 TABLE_WIDTH = 100  # where stdout is no terminal
 _SIMULATOR, _TRAINING = "the simulator, once (~30 s)", "the network's gradients, once (~15 s)"
 _SLOW_TO_COMPILE = {
-    "pointsman.policies.rollout.run": _SIMULATOR,
+    "pointsman.simulator.run.run": _SIMULATOR,
     "pointsman.jobs.rollout.play_all": _SIMULATOR,
     "pointsman.emulator.kernels.advance_to": _SIMULATOR,
-    "pointsman.router.deciding.decide": _SIMULATOR,
+    "pointsman.routing.deciding.decide": _SIMULATOR,
     "pointsman.training.pooled_gradients.run_gradients": _TRAINING,
 }
 
@@ -41,7 +41,7 @@ def say(line: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    from pointsman.report.plain import to_json
+    from pointsman.plain import to_json
 
     sys.stdout.write(to_json(value) + "\n")
 

@@ -56,7 +56,7 @@ def demo_serve(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _configs() -> list[Config]:
-    from pointsman.evaluation.scenarios import find_scenario
+    from pointsman.experiments.scenarios import find_scenario
 
     groups = ", ".join(f"{{device: {device}}}" for device in DEVICES)
     overrides = [

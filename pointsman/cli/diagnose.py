@@ -77,7 +77,7 @@ def _watch(run: Path, names: dict[str, str], as_json: bool) -> None:
     """Until the run ends; a log that does not say when, until Ctrl-C."""
     from pointsman.cli.watch import how_it_ended
     from pointsman.diagnosis.live import Watch
-    from pointsman.report.plain import to_json
+    from pointsman.plain import to_json
 
     if not run.expanduser().exists():
         raise InputError("RUN", str(run), "no such file or directory", "name the log of a run")

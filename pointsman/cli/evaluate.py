@@ -93,10 +93,10 @@ def evaluate(
 
     Example: pointsman evaluate policy.yaml --suite all --objective balanced --out results
     """
+    from pointsman.files import output_dir
     from pointsman.report.comparison import ComparisonReport
     from pointsman.report.evaluation import EvaluationReport
     from pointsman.report.evaluation_page import write_evaluation
-    from pointsman.report.files import output_dir
 
     command = shlex.join(["pointsman", *context.obj])
     env = env_of(policy)

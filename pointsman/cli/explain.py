@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pointsman.evaluation.explain import Dependence, Importance
-    from pointsman.policies.checkpoint import Checkpoint
+    from pointsman.inference.checkpoint import Checkpoint
 
 NUM_SHOWN = 12
 NUM_CURVES = 6
@@ -48,7 +48,7 @@ def explain(
     Example: pointsman explain runs/quick --scenario mixed-hardware --feature backlog --feature prompt
     """
     from pointsman.evaluation import explain as evaluation
-    from pointsman.evaluation.scenarios import DEFAULT
+    from pointsman.experiments.scenarios import DEFAULT
     from pointsman.training.problems import make_env
 
     checkpoint = _load(policy)
@@ -96,8 +96,8 @@ def explain(
 
 
 def _load(policy: str) -> Checkpoint:
-    from pointsman.policies.checkpoint import load_checkpoint
-    from pointsman.policies.spec import PolicySpec
+    from pointsman.inference.checkpoint import load_checkpoint
+    from pointsman.routing.policy import PolicySpec
     from pointsman.spec import parse_spec
 
     path = parse_spec(PolicySpec, {"kind": policy}, "policy").checkpoint

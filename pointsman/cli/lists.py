@@ -37,7 +37,7 @@ def scenarios(as_json: AsJson = False) -> None:
 
     Example: pointsman scenarios
     """
-    from pointsman.evaluation.scenarios import SCENARIOS, SUITES, UNSEEN
+    from pointsman.experiments.scenarios import SCENARIOS, SUITES, UNSEEN
 
     known = {**SCENARIOS, **UNSEEN}
     if as_json:
@@ -72,8 +72,8 @@ def policies(
 
     Example: pointsman policies --signals
     """
-    from pointsman.policies.spec import HEURISTICS
-    from pointsman.signals import SIGNALS
+    from pointsman.routing.policy import HEURISTICS
+    from pointsman.routing.signals import SIGNALS
 
     known = {name: one.what for name, one in HEURISTICS.items()}
     known["default"] = "where the trained policy of this package says; it may hold the request instead"

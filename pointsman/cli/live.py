@@ -14,7 +14,7 @@ from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from pointsman.evaluation.compare import Comparison
-    from pointsman.evaluation.objective import Objective
+    from pointsman.experiments.objective import Objective
     from pointsman.live.processes import RouterProcess
 
 LIVE_AGAINST = "least-outstanding"

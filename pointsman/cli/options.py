@@ -13,8 +13,8 @@ from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from pointsman.config import Config
-    from pointsman.evaluation.objective import Objective
-    from pointsman.evaluation.scenarios import Scenario
+    from pointsman.experiments.objective import Objective
+    from pointsman.experiments.scenarios import Scenario
 
 NUM_SEEDS = 16
 
@@ -64,7 +64,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 def resolve(file: Path | None, scenario: str | None, overrides: list[str]) -> Config:
     """The one configuration meant; the default scenario where neither file nor name is given."""
     from pointsman.config import load_config
-    from pointsman.evaluation.scenarios import DEFAULT, find_scenario
+    from pointsman.experiments.scenarios import DEFAULT, find_scenario
 
     if file is not None:
         if scenario is not None:
@@ -110,7 +110,7 @@ def situations(
 
 def chosen_scenarios(file: Path | None, names: Sequence[str], suite: str | None = None) -> list[Scenario]:
     """Those named, or of the suite; none beside a file, and the default where nothing is given."""
-    from pointsman.evaluation.scenarios import DEFAULT, find_scenario, find_suite
+    from pointsman.experiments.scenarios import DEFAULT, find_scenario, find_suite
 
     if file is not None:
         if names or suite:
@@ -126,7 +126,7 @@ def chosen_scenarios(file: Path | None, names: Sequence[str], suite: str | None 
 
 
 def report_seeds(num_seeds: int | None) -> range:
-    from pointsman.evaluation.scenarios import REPORT_SEEDS
+    from pointsman.experiments.scenarios import REPORT_SEEDS
 
     num_seeds = NUM_SEEDS if num_seeds is None else num_seeds
     if not 1 <= num_seeds <= len(REPORT_SEEDS):
@@ -150,6 +150,6 @@ def num_threads(asked: int) -> int:
 
 
 def objective_named(name: str | None) -> Objective | None:
-    from pointsman.evaluation.objective import find_objective
+    from pointsman.experiments.objective import find_objective
 
     return find_objective(name) if name is not None else None

@@ -47,7 +47,7 @@ def report(
 
     Example: pointsman report runs/quick-1 --open
     """
-    from pointsman.report.files import output_dir, output_file
+    from pointsman.files import output_dir, output_file
     from pointsman.report.findings import diagnosis_of
     from pointsman.report.png import write_figures
     from pointsman.report.record import read_run
@@ -120,7 +120,7 @@ def _appraisal(
 
 
 def _looks(record: RunRecord, advance: Callable[[float], None]) -> Section | None:
-    from pointsman.policies.checkpoint import load_checkpoint
+    from pointsman.inference.checkpoint import load_checkpoint
     from pointsman.report.looks import looks_section
     from pointsman.training.problems import complete
 

@@ -15,7 +15,7 @@ from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from pointsman.evaluation.returns import Judge, Policies
-    from pointsman.policies.checkpoint import Checkpoint
+    from pointsman.inference.checkpoint import Checkpoint
     from pointsman.report.returns import ReturnsReport
 
 COLOURS = {-1: "green", 0: "dim", 1: "red"}
@@ -41,8 +41,8 @@ def refuse_routing_options(given: Mapping[str, Any], kind: str) -> None:
 
 def env_of(policy: str) -> Mapping[str, Any] | None:
     """The section `env` that a learned policy was trained on; None for routing."""
-    from pointsman.policies.checkpoint import load_checkpoint
-    from pointsman.policies.spec import PolicySpec
+    from pointsman.inference.checkpoint import load_checkpoint
+    from pointsman.routing.policy import PolicySpec
     from pointsman.spec import parse_spec
 
     path = parse_spec(PolicySpec, {"kind": policy}, "policy").checkpoint
@@ -107,7 +107,7 @@ def _show(
 ) -> None:
     """Play, write, print."""
     from pointsman.evaluation.returns import NUM_EPISODES, play_all
-    from pointsman.report.files import output_dir
+    from pointsman.files import output_dir
     from pointsman.report.returns import ReturnsReport
     from pointsman.report.returns_page import write_returns
 
@@ -130,8 +130,8 @@ def _show(
 
 def named_policy(judge: Judge, name: str) -> tuple[str, str | Checkpoint]:
     """What tables call it, and the policy: a heuristic, or the checkpoint at a path."""
-    from pointsman.policies.checkpoint import load_checkpoint
-    from pointsman.policies.sources import look_up
+    from pointsman.inference.checkpoint import load_checkpoint
+    from pointsman.routing.sources import look_up
 
     if name in judge.heuristics:
         return name, name

@@ -18,7 +18,7 @@ from pointsman.errors import InputError, PointsmanWarning
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pointsman.evaluation.simulate import Outcome, Prepared
+    from pointsman.experiments.simulate import Outcome, Prepared
 
 LATENCY_NAMES = {
     "ttft": "time to first token",
@@ -54,8 +54,8 @@ def simulate(
 
     Example: pointsman simulate my-cluster.yaml --set policy.kind=least-work --requests requests.csv
     """
-    from pointsman.evaluation import simulate as evaluation
-    from pointsman.report.files import output_file
+    from pointsman.experiments import simulate as evaluation
+    from pointsman.files import output_file
     from pointsman.report.requests import write_requests
     from pointsman.report.trace import TraceWriter
 
@@ -106,7 +106,7 @@ def _warn_unfinished(outcome: Outcome) -> None:
 
 
 def _as_json(prepared: Prepared, outcome: Outcome, wall_s: float) -> dict[str, Any]:
-    from pointsman.report.plain import provenance
+    from pointsman.plain import provenance
 
     return {
         **provenance(),

@@ -27,8 +27,8 @@ from pointsman.cli.options import (
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
-    from pointsman.evaluation.objective import Objective
     from pointsman.evaluation.tune import Budget, Situation, Tuned
+    from pointsman.experiments.objective import Objective
 
 NUM_DECISIONS = 20_000_000
 
@@ -68,8 +68,8 @@ def tune(
     Example: pointsman tune --scenario mixed-hardware --objective tail --out policy.yaml
     """
     from pointsman.evaluation import tune as evaluation
-    from pointsman.evaluation.objective import find_objective
-    from pointsman.report.files import output_file
+    from pointsman.experiments.objective import find_objective
+    from pointsman.files import output_file
 
     refuse_seed(overrides or [], "leave it out; --seed is that of the search")
     aim = find_objective(objective)
@@ -118,8 +118,8 @@ def _situations(
     file: Path | None, names: list[str], suite: str | None, overrides: list[str]
 ) -> dict[str, Situation]:
     from pointsman.config import load_config
-    from pointsman.evaluation.scenarios import UNSEEN
     from pointsman.evaluation.tune import shortened
+    from pointsman.experiments.scenarios import UNSEEN
 
     scenarios = chosen_scenarios(file, names, suite)
     if file is not None:
@@ -133,7 +133,7 @@ def _situations(
 
 
 def _result(tuned: Tuned, objective: Objective, situations: list[str], command: str) -> dict[str, Any]:
-    from pointsman.report.plain import provenance
+    from pointsman.plain import provenance
 
     return {
         "policy": tuned.policy.model_dump(mode="json", exclude_defaults=True),

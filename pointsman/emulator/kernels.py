@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from pointsman.simulator import jit
+from pointsman.compiled.jit import entry_point, kernel
+from pointsman.compiled.memory import int_list, row_accessor
 from pointsman.simulator.dispatch import act, arrive
-from pointsman.simulator.jit import kernel
 from pointsman.simulator.loop import advance
-from pointsman.simulator.memory import int_list, row_accessor
 from pointsman.simulator.sequences import remove_waiting
 from pointsman.simulator.state import (
     DECISION,
@@ -22,8 +19,6 @@ from pointsman.simulator.state import (
     replica_at,
     request_at,
 )
-
-entry_point = partial(jit.entry_point, files=(*jit.KERNEL_FILES, "emulator/kernels.py"))
 
 sim_at = row_accessor(SIM)
 

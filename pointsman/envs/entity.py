@@ -10,32 +10,15 @@ A = R + 1 actions: 0 does nothing (hold), k picks entity k - 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.signals import Feature
-
-__all__ = ["EntityEnv", "EntitySpace", "Episode", "Feature", "Observation", "Step"]
+from pointsman.inference.space import EntitySpace
 
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class EntitySpace:
-    """The shape of an environment, and what every number in it means."""
-
-    num_entities: int  # R
-    entity_features: tuple[Feature, ...]  # F
-    context_features: tuple[Feature, ...]  # C
-    privileged_features: tuple[Feature, ...]  # P: for the critic, in training only
-
-    @property
-    def num_actions(self) -> int:
-        return self.num_entities + 1
 
 
 class Observation(NamedTuple):

@@ -17,14 +17,14 @@ from pydantic import Field
 
 from pointsman.config import Config, load_config
 from pointsman.errors import InputError, PointsmanWarning
-from pointsman.evaluation.scenarios import (
+from pointsman.experiments.scenarios import (
     LONGEST_CHAT_TOKENS,
     REPORT_SEEDS,
     SCENARIOS,
     UNSEEN,
     find_scenario,
 )
-from pointsman.evaluation.simulate import Prepared, prepare
+from pointsman.experiments.simulate import Prepared, prepare
 from pointsman.simulator.hardware import Deployment, kv_capacity_blocks, load_catalogue
 from pointsman.spec import Spec
 

@@ -23,10 +23,11 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from pointsman.envs import register_environments
-from pointsman.envs.entity import EntitySpace, Observation, Step
+from pointsman.envs.entity import Observation, Step
 from pointsman.envs.jobs import JobsEnv, JobsSpec
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
+from pointsman.inference.space import EntitySpace
 from pointsman.spec import parse_spec
 
 register_environments()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from pointsman.errors import InputError
-from pointsman.evaluation.objective import Objective
+from pointsman.experiments.objective import Objective
 from pointsman.spec import Spec
 
 Array = NDArray[np.float64]

@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from pointsman.config import SloSpec
-from pointsman.envs.entity import Bools, EntitySpace, Episode, Observation, Step
+from pointsman.envs.entity import Bools, Episode, Observation, Step
 from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
 from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, Snapshot, Totals
 from pointsman.errors import InputError
-from pointsman.evaluation.objective import DEFAULT_OBJECTIVE, Objective, find_objective
-from pointsman.evaluation.simulate import Prepared
-from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
-from pointsman.policies.rollout import advise, look, run
-from pointsman.policies.spec import PolicySpec, PolicyTables
+from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
+from pointsman.experiments.simulate import Prepared
+from pointsman.inference.space import EntitySpace
+from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import NO_LIMIT_S, Clusters
+from pointsman.simulator.run import advise, look, run
 from pointsman.simulator.state import DECISION, SIM
 from pointsman.spec import Spec, parse_spec
 

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.envs.entity import EntityEnv, EntitySpace, Feature, Observation
+from pointsman.envs.entity import EntityEnv, Observation
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
-from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
-from pointsman.policies.spec import PolicySpec
+from pointsman.inference.space import EntitySpace, Feature
+from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.routing.policy import PolicySpec
 from pointsman.spec import parse_spec
 
 # Together they move every feature that we know how to move.

@@ -25,11 +25,11 @@ from pointsman.evaluation.bootstrap import (
     resampled_ratios,
     with_intervals,
 )
-from pointsman.evaluation.metrics import latency
-from pointsman.evaluation.objective import Objective
-from pointsman.evaluation.simulate import Outcome, Prepared, prepare, simulate
-from pointsman.policies.spec import HEURISTICS, PolicySpec
-from pointsman.signals import SIGNAL_INDEX, SIGNALS
+from pointsman.experiments.metrics import latency
+from pointsman.experiments.objective import Objective
+from pointsman.experiments.simulate import Outcome, Prepared, prepare, simulate
+from pointsman.routing.policy import HEURISTICS, PolicySpec
+from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
 from pointsman.spec import parse_spec
 
 # What a table shows first: the two latencies a user feels, their mean and their tail.

@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.envs.entity import EntityEnv, EntitySpace, Feature
+from pointsman.envs.entity import EntityEnv
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
-from pointsman.policies.checkpoint import Checkpoint
-from pointsman.policies.network import NetworkTables, network_logits, scratch_size
+from pointsman.inference.checkpoint import Checkpoint
+from pointsman.inference.network import NetworkTables, network_logits, scratch_size
+from pointsman.inference.space import EntitySpace, Feature
 from pointsman.spec import parse_spec
 
 MAX_REPLICAS = 64  # of the widest scenario

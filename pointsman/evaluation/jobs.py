@@ -16,7 +16,8 @@ import numpy as np
 from pointsman.envs.jobs import BASELINE, JobsSpec, make_clusters
 from pointsman.errors import InputError
 from pointsman.evaluation.returns import RETURN, Metrics, block_means
-from pointsman.evaluation.scenarios import SELECTION_SEEDS
+from pointsman.experiments.scenarios import SELECTION_SEEDS
+from pointsman.inference.checkpoint import Checkpoint
 from pointsman.jobs.clusters import PolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
 from pointsman.jobs.observation import job_space, lookahead_size
@@ -24,7 +25,6 @@ from pointsman.jobs.rollout import play_all
 from pointsman.jobs.state import FINISHED
 from pointsman.jobs.table import Jobs
 from pointsman.jobs.workload import draw_jobs
-from pointsman.policies.checkpoint import Checkpoint
 
 BASELINES = ("random-feasible", "fifo", BASELINE)  # beside a policy while it trains
 NUM_THREADS = 2

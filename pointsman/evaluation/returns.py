@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.evaluation.bootstrap import Ratio, resamples, with_intervals
-from pointsman.policies.checkpoint import Checkpoint
+from pointsman.inference.checkpoint import Checkpoint
 
 RETURN = "return"
 BLOCK_EPISODES = 20

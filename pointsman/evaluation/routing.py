@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from pointsman.envs.episodes import RANDOM
 from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import HEADLINES
-from pointsman.evaluation.objective import find_objective
-from pointsman.evaluation.scenarios import DEFAULT, SELECTION_SEEDS, find_scenario
-from pointsman.evaluation.simulate import AnyPolicy, Prepared, prepare, simulate
-from pointsman.policies.checkpoint import Checkpoint
-from pointsman.policies.spec import PolicySpec
+from pointsman.experiments.objective import find_objective
+from pointsman.experiments.scenarios import DEFAULT, SELECTION_SEEDS, find_scenario
+from pointsman.experiments.simulate import AnyPolicy, Prepared, prepare, simulate
+from pointsman.inference.checkpoint import Checkpoint
+from pointsman.routing.policy import PolicySpec
 
 BASELINE = "least-outstanding"
 RIVALS = ("random", "round-robin")

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from pointsman.config import Config
 from pointsman.evaluation.compare import BATCH_REQUESTS
 from pointsman.evaluation.evolution import EvolutionStrategy
-from pointsman.evaluation.objective import Objective
-from pointsman.evaluation.scenarios import SELECTION_SEEDS, Scenario
-from pointsman.evaluation.simulate import Prepared, prepare, run_to_end, simulate
-from pointsman.policies.spec import PolicySpec, PolicyTables
-from pointsman.signals import SIGNAL_INDEX
+from pointsman.experiments.objective import Objective
+from pointsman.experiments.scenarios import SELECTION_SEEDS, Scenario
+from pointsman.experiments.simulate import Prepared, prepare, run_to_end, simulate
+from pointsman.routing.policy import PolicySpec, PolicyTables
+from pointsman.routing.signals import SIGNAL_INDEX
 from pointsman.simulator.cluster import Clusters
 
 BASELINE = PolicySpec(kind="least-outstanding")

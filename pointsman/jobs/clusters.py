@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pointsman.inference.checkpoint import Checkpoint
+from pointsman.inference.network import NetworkTables, scratch_size
 from pointsman.jobs import heuristics
 from pointsman.jobs.observation import LOOKAHEADS, log_duration, log_work
 from pointsman.jobs.rollout import begin_all
 from pointsman.jobs.state import CLUSTER, JOB, RUNNING
 from pointsman.jobs.table import Jobs
-from pointsman.policies.checkpoint import Checkpoint
-from pointsman.policies.network import NetworkTables, scratch_size
 
 
 class Clusters:

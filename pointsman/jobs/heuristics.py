@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import array_accessor, float_list, single_list, single_table
+from pointsman.inference.network import forward, network_at
 from pointsman.jobs.kernel import first_fitting, fits, job_in
 from pointsman.jobs.observation import fill_free_in, observe
-from pointsman.policies.kernels import next_random
-from pointsman.policies.network import forward, network_at
-from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import array_accessor, float_list, single_list, single_table
+from pointsman.routing.heuristics import next_random
 
 (
     FIFO,

@@ -6,9 +6,9 @@ more of them: each completion lets one start. What a policy has to plan is which
 
 from __future__ import annotations
 
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import int_list
 from pointsman.jobs.state import CUT_OFF, FINISHED, GOING_ON, NOBODY, job_at, running_at
-from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import int_list
 
 
 @kernel

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointsman.envs.entity import EntitySpace
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import float_list, int_list, single_list
+from pointsman.inference.space import EntitySpace, Feature
 from pointsman.jobs.kernel import fits, ideal_return, job_in, running_work
 from pointsman.jobs.state import NOBODY, job_at, running_at
 from pointsman.jobs.table import MAX_PRIORITY, Floats
-from pointsman.signals import Feature
-from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import float_list, int_list, single_list
 
 OFF, PER_GPU, SORTED, CDF = range(4)
 LOOKAHEADS = {"off": OFF, "per_gpu": PER_GPU, "sorted": SORTED, "cdf": CDF}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
+from pointsman.compiled.jit import entry_point
 from pointsman.jobs.heuristics import choose
 from pointsman.jobs.kernel import begin, decide, step
 from pointsman.jobs.observation import fill_privileged, observe
 from pointsman.jobs.state import GOING_ON
-from pointsman.simulator import jit
-
-entry_point = partial(jit.entry_point, files=(*jit.KERNEL_FILES, "jobs/*.py"))
 
 
 @entry_point

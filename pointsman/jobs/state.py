@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointsman.simulator.memory import row_accessor
+from pointsman.compiled.memory import row_accessor
 
 NOBODY = -1
 

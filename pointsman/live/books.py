@@ -11,8 +11,8 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from pointsman.evaluation.objective import Objective
-from pointsman.router.ledger import Ledger
+from pointsman.experiments.objective import Objective
+from pointsman.routing.books import Ledger
 from pointsman.simulator.state import NOBODY
 
 

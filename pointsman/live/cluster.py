@@ -21,7 +21,8 @@ from time import sleep
 import uvloop
 
 from pointsman.errors import InputError
-from pointsman.evaluation.objective import find_objective
+from pointsman.experiments.objective import find_objective
+from pointsman.inference.checkpoint import Checkpoint, save_checkpoint
 from pointsman.live.books import CostBooks
 from pointsman.live.comparison import clipped_to, key_header, open_workloads
 from pointsman.live.desk import Block, Desk
@@ -29,11 +30,10 @@ from pointsman.live.guard import objection, too_many_failed
 from pointsman.live.load import Load
 from pointsman.live.servers import OPTION, Served, ask_servers
 from pointsman.live.spec import LiveSpec
-from pointsman.policies.checkpoint import Checkpoint, save_checkpoint
 from pointsman.router.config import Address, Backend, Limits, Reliability, Settings, parse_url
-from pointsman.router.decide import Decider
 from pointsman.router.keys import BACKEND_KEY
 from pointsman.router.server import Parts, Router
+from pointsman.routing.decider import Decider
 from pointsman.training.safety import SafetyError
 from pointsman.workload import Workload
 

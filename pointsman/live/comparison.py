@@ -22,15 +22,15 @@ import numpy as np
 from pointsman.config import Config, SloSpec
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.evaluation.compare import COST, CURVES, Comparison, LatencyHistogram, Shares
-from pointsman.evaluation.metrics import latency, measure_requests, summary
-from pointsman.evaluation.objective import Objective
-from pointsman.evaluation.simulate import prepare
+from pointsman.experiments.metrics import latency, measure_requests, summary
+from pointsman.experiments.objective import Objective
+from pointsman.experiments.simulate import prepare
 from pointsman.live.load import Load, Replay
 from pointsman.live.processes import RouterProcess, router
 from pointsman.live.servers import OPTION, Served, ask_servers, imbalance, scrape
-from pointsman.policies.spec import PolicySpec
 from pointsman.router.config import Address, parse_url
 from pointsman.router.keys import BACKEND_KEY
+from pointsman.routing.policy import PolicySpec
 from pointsman.spec import parse_spec
 from pointsman.workload import Workload
 from pointsman.workload.workload import clip_tokens

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from pointsman.live.books import CostBooks, Tally, Totals
 from pointsman.live.spec import LiveSpec
 from pointsman.router.contract import Decider
-from pointsman.router.decide import HOLD
-from pointsman.router.decide import Decider as CompiledDecider
-from pointsman.router.deciding import SAME_REQUEST_S
+from pointsman.routing.decider import HOLD
+from pointsman.routing.decider import Decider as CompiledDecider
+from pointsman.routing.deciding import SAME_REQUEST_S
 
 LOOK_S = 0.5  # whoever waits for a request looks this often whether any can come
 SKIPPED = 4  # the first of so many parts of a block still feels the policy before

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.envs.entity import EntitySpace, Episode, Observation, Step
+from pointsman.envs.entity import Episode, Observation, Step
 from pointsman.errors import InputError
-from pointsman.evaluation.objective import find_objective
+from pointsman.experiments.objective import find_objective
+from pointsman.inference.checkpoint import Checkpoint
+from pointsman.inference.space import EntitySpace
 from pointsman.live.books import Totals
 from pointsman.live.cluster import LiveCluster, current
 from pointsman.live.desk import Question
 from pointsman.live.guard import excess, price
 from pointsman.live.spec import LiveSpec
-from pointsman.policies.checkpoint import Checkpoint
-from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
 
 USUAL_S = 300.0  # over which the usual cost of a second is averaged
 

@@ -11,9 +11,9 @@ from pydantic import Field, field_validator
 
 from pointsman.config import Config, load_config
 from pointsman.errors import InputError
-from pointsman.evaluation.objective import DEFAULT_OBJECTIVE, find_objective
-from pointsman.evaluation.scenarios import DEFAULT, find_scenario
-from pointsman.policies.checkpoint import Checkpoint
+from pointsman.experiments.objective import DEFAULT_OBJECTIVE, find_objective
+from pointsman.experiments.scenarios import DEFAULT, find_scenario
+from pointsman.inference.checkpoint import Checkpoint
 from pointsman.spec import Spec
 from pointsman.training.warm_start import find_policy
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPLES, Ratio
 from pointsman.evaluation.compare import CURVES, Comparison, geometric_means
-from pointsman.evaluation.objective import Objective
+from pointsman.experiments.objective import Objective
+from pointsman.files import write_files
+from pointsman.plain import provenance, to_json
 from pointsman.report.figure import Figure
-from pointsman.report.files import write_files
 from pointsman.report.page import Section, escape, folded, page, paragraphs, table
-from pointsman.report.plain import provenance, to_json
 from pointsman.report.plots import change_figure, survival_figure
 from pointsman.report.tables import (
     HEADERS,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointsman.evaluation.compare import Comparison
+from pointsman.files import write_files
+from pointsman.plain import to_json
 from pointsman.report.comparison import (
     CURVE_TITLES,
     DIRECTIONS,
@@ -15,9 +17,7 @@ from pointsman.report.comparison import (
 )
 from pointsman.report.evaluation import Change, EvaluationReport
 from pointsman.report.figure import Figure
-from pointsman.report.files import write_files
 from pointsman.report.page import Section, escape, folded, page, paragraphs, table
-from pointsman.report.plain import to_json
 from pointsman.report.plots import PERCENTILES, percentile_figure
 from pointsman.report.tables import HEADERS, label, number
 from pointsman.report.verdict import verdict_of

@@ -17,7 +17,7 @@ from pointsman.evaluation.explain import (
     importances,
     record_in,
 )
-from pointsman.policies.checkpoint import Checkpoint
+from pointsman.inference.checkpoint import Checkpoint
 from pointsman.report.figure import Axis, Bar, Cell, Figure, Map, linear_axis, row_axis
 from pointsman.report.page import Section, paragraphs
 from pointsman.report.plots import ROW_HEIGHT

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import resvg_py
 
-from pointsman.policies.checkpoint import replace_file
+from pointsman.files import replace_file
 from pointsman.report.figure import Figure
 from pointsman.report.svg import standalone
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPLES, Ratio
 from pointsman.evaluation.returns import Returns
-from pointsman.report.plain import provenance
+from pointsman.plain import provenance
 from pointsman.report.tables import markdown, percent
 
 

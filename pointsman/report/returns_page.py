@@ -15,18 +15,18 @@ import yaml
 
 from pointsman.evaluation.bootstrap import LEVEL, Ratio
 from pointsman.evaluation.returns import NUM_EPISODES, Returns, play_all
-from pointsman.evaluation.scenarios import REPORT_SEEDS
-from pointsman.policies.checkpoint import Checkpoint, load_checkpoint
-from pointsman.policies.sources import BEST
+from pointsman.experiments.scenarios import REPORT_SEEDS
+from pointsman.files import write_files
+from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
+from pointsman.plain import provenance, to_json
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Appraisal, Verdict
 from pointsman.report.comparison import DIRECTIONS
 from pointsman.report.figure import Bar, Figure, Ladder, linear_axis, row_axis
-from pointsman.report.files import write_files
 from pointsman.report.page import Section, escape, folded, page, paragraphs, table
-from pointsman.report.plain import provenance, to_json
 from pointsman.report.plots import ROW_HEIGHT, style
 from pointsman.report.returns import ReturnsReport, signed, with_interval
 from pointsman.report.tables import does, listed, seed_range
+from pointsman.routing.sources import BEST
 from pointsman.training.problems import make_judge
 
 BLOCK_COLOUR = "#3f7fd0"

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import Comparison, compare
 from pointsman.evaluation.routing import BASELINE, RIVALS, Selection
-from pointsman.evaluation.scenarios import REPORT_SEEDS, find_scenario
-from pointsman.evaluation.simulate import Outcome, prepare, simulate
+from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
+from pointsman.experiments.simulate import Outcome, prepare, simulate
 from pointsman.report.appraisal import Appraisal
 from pointsman.report.comparison import ComparisonReport
 from pointsman.report.evaluation import EvaluationReport

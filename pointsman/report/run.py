@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from pointsman.diagnosis.findings import Diagnosis
+from pointsman.plain import provenance
 from pointsman.report.appraisal import Appraisal
 from pointsman.report.curves import (
     PALETTE,
@@ -22,7 +23,6 @@ from pointsman.report.curves import (
 from pointsman.report.figure import Bar, Figure, linear_axis, row_axis, short
 from pointsman.report.findings import findings_section
 from pointsman.report.page import Section, escape, folded, page, paragraphs, table
-from pointsman.report.plain import provenance
 from pointsman.report.plots import ROW_HEIGHT
 from pointsman.report.png import file_name
 from pointsman.report.record import RunRecord

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from pointsman.errors import InputError
-from pointsman.report.plain import to_json
+from pointsman.plain import to_json
 from pointsman.router import dashboard
 from pointsman.router.config import Backend
 from pointsman.router.downstream import ClientConnection
@@ -159,8 +159,8 @@ def _read_ahead(policy: str) -> None:
 
     What is wrong with the policy, `switch` will say; it finds the file in the system's cache.
     """
-    from pointsman.policies.checkpoint import load_checkpoint
-    from pointsman.policies.spec import PolicySpec
+    from pointsman.inference.checkpoint import load_checkpoint
+    from pointsman.routing.policy import PolicySpec
 
     with suppress(InputError):
         path = parse_spec(PolicySpec, {"kind": policy}, "policy").checkpoint

@@ -46,8 +46,9 @@ class Options:
 
 def live_books(settings: Settings, seat: Seat | None = None) -> tuple[Ledger, DeciderSource]:
     """The signal table of this process, and policies at work on it."""
-    from pointsman.router import decide, ledger
-    from pointsman.router.sharing import Books
+    from pointsman.routing import books as ledger
+    from pointsman.routing import decider as decide
+    from pointsman.routing.sharing import Books
 
     if seat is None:
         book = ledger.Ledger()

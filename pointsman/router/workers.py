@@ -21,7 +21,7 @@ from typing import Any
 
 from pointsman.errors import InputError
 from pointsman.router.recording import Recording, new_recording
-from pointsman.router.sharing import Books
+from pointsman.routing.sharing import Books
 
 _SEAT = "POINTSMAN_SEAT"
 _LOOK_S = 0.05

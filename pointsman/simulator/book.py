@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 
-from pointsman.signals import (
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import float_list, float_table, int_list
+from pointsman.routing.signals import (
     ACCEPTING,
     CONTEXT_TOKENS,
     DECODE_S_PER_TOKEN,
@@ -42,8 +44,6 @@ from pointsman.signals import (
     WAITING,
     WORK_S,
 )
-from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import float_list, float_table, int_list
 from pointsman.simulator.state import (
     NOBODY,
     NUM_LENGTH_CLASSES,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.signals import (
+from pointsman.routing.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
     KV_CAPACITY_TOKENS,

@@ -7,7 +7,9 @@ held one wait with it. A request that was held for `max_hold_s` must be sent.
 
 from __future__ import annotations
 
-from pointsman.signals import ACCEPTING, KV_CAPACITY_TOKENS, MAX_PROMPT_TOKENS, NUM_SIGNALS
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import float_table, int_list
+from pointsman.routing.signals import ACCEPTING, KV_CAPACITY_TOKENS, MAX_PROMPT_TOKENS, NUM_SIGNALS
 from pointsman.simulator.book import book_lost_all, book_sent, integrate_load, set_accepting, update_gauges
 from pointsman.simulator.events import (
     HOLD_TIMER,
@@ -17,8 +19,6 @@ from pointsman.simulator.events import (
     push_later,
     push_now,
 )
-from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import float_table, int_list
 from pointsman.simulator.replica import FAR, wake_router
 from pointsman.simulator.sequences import integrate_kv, last_token_at, pop_waiting, push_waiting
 from pointsman.simulator.state import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from pointsman.simulator.jit import kernel
+from pointsman.compiled.jit import kernel
 from pointsman.simulator.state import future_at, instant_at
 
 (

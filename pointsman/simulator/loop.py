@@ -8,6 +8,7 @@ left to happen.
 
 from __future__ import annotations
 
+from pointsman.compiled.jit import kernel
 from pointsman.simulator.book import read_gauges, show_oracle, show_scrape
 from pointsman.simulator.dispatch import arrive, end_decisions, planned_event
 from pointsman.simulator.events import (
@@ -31,7 +32,6 @@ from pointsman.simulator.events import (
     slot_of,
     stage_of,
 )
-from pointsman.simulator.jit import kernel
 from pointsman.simulator.replica import (
     batch_end,
     replica_schedule,

@@ -6,6 +6,8 @@ turn; when it leaves the last one, its requests have their tokens.
 
 from __future__ import annotations
 
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import float_list, float_table, int_list, long_list
 from pointsman.simulator.book import (
     book_finished,
     book_first_token,
@@ -29,8 +31,6 @@ from pointsman.simulator.events import (
     push_now,
     replace_first,
 )
-from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import float_list, float_table, int_list, long_list
 from pointsman.simulator.schedulers import form_batch, num_sequences
 from pointsman.simulator.sequences import (
     append_running,

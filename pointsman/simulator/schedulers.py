@@ -8,8 +8,8 @@ stays as it is, since nobody looks at it meanwhile. `vllm-v1` keeps its list as 
 
 from __future__ import annotations
 
-from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import int_list
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import int_list
 from pointsman.simulator.sequences import (
     append_running,
     blocks_for,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from pointsman.signals import CONTEXT_TOKENS, GENERATED_TOKENS, NUM_SIGNALS, QUEUE_LENGTH
-from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import float_table, int_list, long_list
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import float_table, int_list, long_list
+from pointsman.routing.signals import CONTEXT_TOKENS, GENERATED_TOKENS, NUM_SIGNALS, QUEUE_LENGTH
 from pointsman.simulator.state import (
     NOBODY,
     NUM_TBT_BINS,

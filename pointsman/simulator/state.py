@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointsman.simulator.memory import row_accessor
+from pointsman.compiled.memory import row_accessor
 
 NEVER = -1.0  # a time that has not come yet
 NOBODY = -1  # a request or replica that does not exist

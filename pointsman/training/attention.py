@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from pointsman.evaluation.explain import Decisions, Network
-from pointsman.policies.checkpoint import Checkpoint
+from pointsman.inference.checkpoint import Checkpoint
 from pointsman.training.networks import TensorObservation, from_checkpoint
 
 

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pointsman.envs.entity import EntitySpace, Episode, Observation, Step
+from pointsman.envs.entity import Episode, Observation, Step
+from pointsman.inference.space import EntitySpace
 from pointsman.training.networks import TensorObservation
 
 QUANTILES = {"p01": 0.01, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from pointsman.errors import InputError
-from pointsman.policies.checkpoint import NetworkSpec
+from pointsman.inference.checkpoint import NetworkSpec
 from pointsman.spec import Spec, apply_override, parse_spec, read_yaml
 from pointsman.training.curriculum import CurriculumSpec
 from pointsman.training.exploration import ExplorationSpec

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from pointsman.policies.checkpoint import replace_file
+from pointsman.files import replace_file
 
 HEADER = "pointsman_state"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pointsman.policies.checkpoint import replace_file
+from pointsman.files import replace_file
 
 FIRST_COLUMNS = (
     "update",

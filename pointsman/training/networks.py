@@ -28,9 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pointsman.envs.entity import EntitySpace, Observation
+from pointsman.envs.entity import Observation
 from pointsman.errors import InputError
-from pointsman.policies.checkpoint import Checkpoint, NetworkSpec
+from pointsman.inference.checkpoint import Checkpoint, NetworkSpec
+from pointsman.inference.space import EntitySpace
 from pointsman.training.normalisers import FeatureScale, Reduce, ValueScale, alone
 
 __all__ = [

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from pointsman.envs.entity import EntityEnv
 from pointsman.errors import InputError
 from pointsman.evaluation.returns import Judge
-from pointsman.policies.checkpoint import Checkpoint
+from pointsman.inference.checkpoint import Checkpoint
 from pointsman.spec import Spec, parse_spec
 
 Evaluate = Callable[[Checkpoint], dict[str, float]]

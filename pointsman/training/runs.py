@@ -31,9 +31,9 @@ import torch
 
 from pointsman.diagnosis.live import Watch
 from pointsman.errors import InputError
-from pointsman.policies.checkpoint import Checkpoint, replace_file, save_checkpoint, space_to_json
-from pointsman.report.files import output_dir
-from pointsman.report.plain import provenance, to_json
+from pointsman.files import output_dir, replace_file
+from pointsman.inference.checkpoint import Checkpoint, save_checkpoint, space_to_json
+from pointsman.plain import provenance, to_json
 from pointsman.training.config import TrainConfig, load_train_config, to_yaml
 from pointsman.training.exploration import Event
 from pointsman.training.files import read_state, write_state

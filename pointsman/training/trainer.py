@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pointsman.envs.entity import Episode
-from pointsman.policies.checkpoint import Checkpoint
+from pointsman.inference.checkpoint import Checkpoint
 from pointsman.training.advantages import gae
 from pointsman.training.buffers import Buffers, episode_metrics
 from pointsman.training.config import TrainConfig

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from pointsman.envs.entity import EntityEnv
 from pointsman.errors import InputError
-from pointsman.policies.checkpoint import Checkpoint, load_checkpoint
-from pointsman.policies.spec import PolicySpec
+from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
+from pointsman.routing.policy import PolicySpec
 from pointsman.spec import Spec, parse_spec
 from pointsman.training.buffers import Buffers
 from pointsman.training.headroom import at_random, by_teacher, play

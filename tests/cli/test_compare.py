@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.evaluation.objective import find_objective
+from pointsman.experiments.objective import find_objective
 
 from .conftest import Cli
 from .factories import config_file

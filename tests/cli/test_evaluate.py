@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from policies.learned import make_run
+from routing.learned import make_run
 
 from pointsman.report.evaluation import METRICS
 

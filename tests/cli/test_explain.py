@@ -13,8 +13,8 @@ from .conftest import Cli
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As training leaves it: an untrained network that sends to where the least is outstanding."""
     from pointsman.envs.entity import EntitySpace
-    from pointsman.policies.checkpoint import NetworkSpec, save_checkpoint
-    from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES
+    from pointsman.inference.checkpoint import NetworkSpec, save_checkpoint
+    from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES
     from pointsman.training.networks import build_network, to_checkpoint
 
     folder = tmp_path_factory.mktemp("run")

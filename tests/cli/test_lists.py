@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.evaluation.scenarios import SCENARIOS, UNSEEN
-from pointsman.policies.spec import HEURISTICS
-from pointsman.signals import SIGNALS
+from pointsman.experiments.scenarios import SCENARIOS, UNSEEN
+from pointsman.routing.policy import HEURISTICS
+from pointsman.routing.signals import SIGNALS
 
 from .conftest import Cli
 

@@ -13,7 +13,7 @@ from numba.core import event
 from pointsman import __version__
 from pointsman.cli.console import compilation_announced, say, warnings_as_lines
 from pointsman.errors import PointsmanWarning
-from pointsman.policies.rollout import run
+from pointsman.simulator.run import run
 
 from .conftest import Cli
 from .factories import ROOT

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.evaluation import simulate as evaluation
+from pointsman.experiments import simulate as evaluation
 
 from .conftest import Cli
 from .factories import EXAMPLE, GOLDEN, SHARED_GOLDEN, config_file, read_rows

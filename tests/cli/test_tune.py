@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from pointsman.evaluation import tune as module
-from pointsman.evaluation.objective import find_objective
+from pointsman.experiments.objective import find_objective
 
 from .conftest import Cli
 from .factories import config_file

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pointsman.diagnosis.curves import Array, RunLog
 from pointsman.diagnosis.findings import diagnose
 from pointsman.errors import InputError
-from pointsman.report.plain import to_json
+from pointsman.plain import to_json
 
 from .made import foreign, healthy, make
 

@@ -13,7 +13,7 @@ from pointsman.diagnosis.curves import RunLog
 from pointsman.diagnosis.findings import Diagnosis, diagnose, sparkline
 from pointsman.diagnosis.rule import Evidence, Looked, Margin, Rule, Severity
 from pointsman.errors import InputError
-from pointsman.report.plain import to_json
+from pointsman.plain import to_json
 
 from .made import foreign, healthy, make
 

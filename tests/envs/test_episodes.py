@@ -12,8 +12,8 @@ from pointsman.envs.episodes import (
     draw,
 )
 from pointsman.errors import InputError
-from pointsman.evaluation.scenarios import REPORT_SEEDS, SCENARIOS, SELECTION_SEEDS, UNSEEN
-from pointsman.evaluation.simulate import Prepared
+from pointsman.experiments.scenarios import REPORT_SEEDS, SCENARIOS, SELECTION_SEEDS, UNSEEN
+from pointsman.experiments.simulate import Prepared
 
 NUM_REQUESTS = 60
 

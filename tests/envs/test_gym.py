@@ -191,7 +191,7 @@ def test_maskable_ppo_learns_on_it_unchanged() -> None:
 @pytest.mark.parametrize(
     ("lines", "is_known"),
     [
-        ("import pointsman.envs.entity, pointsman.policies.checkpoint", None),
+        ("import pointsman.envs.entity, pointsman.inference.checkpoint", None),
         ("import gymnasium, pointsman.envs; known = gymnasium.registry", True),
         ("import pointsman.envs.gym, gymnasium; known = gymnasium.registry", True),
     ],

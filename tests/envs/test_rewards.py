@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pointsman.envs.rewards import COST_TERMS, PRESETS, TERMS, RewardSpec, Snapshot, Totals
 from pointsman.errors import InputError
-from pointsman.evaluation.objective import find_objective
+from pointsman.experiments.objective import find_objective
 from pointsman.spec import Spec, parse_spec
 
 from .factories import make_env

@@ -14,9 +14,9 @@ from pointsman.envs import routing
 from pointsman.envs.entity import Observation
 from pointsman.envs.routing import RoutingEnv
 from pointsman.errors import InputError
-from pointsman.policies.rollout import run
-from pointsman.policies.spec import PolicySpec, PolicyTables
-from pointsman.signals import SIGNAL_INDEX
+from pointsman.routing.policy import PolicySpec, PolicyTables
+from pointsman.routing.signals import SIGNAL_INDEX
+from pointsman.simulator.run import run
 from pointsman.simulator.state import DONE
 
 from .factories import POLICY_SEES, any_legal, column, copy_of, make_env, same

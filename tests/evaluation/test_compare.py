@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from policies.learned import make_run
+from routing.learned import make_run
 
 from pointsman.config import Config
 from pointsman.errors import PointsmanWarning
@@ -19,11 +19,11 @@ from pointsman.evaluation.compare import (
     geometric_mean,
     geometric_means,
 )
-from pointsman.evaluation.metrics import latency
-from pointsman.evaluation.objective import find_objective
-from pointsman.evaluation.scenarios import find_scenario
-from pointsman.evaluation.simulate import prepare, simulate
-from pointsman.policies.spec import HEURISTICS, PolicySpec
+from pointsman.experiments.metrics import latency
+from pointsman.experiments.objective import find_objective
+from pointsman.experiments.scenarios import find_scenario
+from pointsman.experiments.simulate import prepare, simulate
+from pointsman.routing.policy import HEURISTICS, PolicySpec
 
 SEEDS = (1000, 1001, 1002)
 POLICIES = ("round-robin", "least-outstanding", "least-work")

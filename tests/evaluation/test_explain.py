@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from pointsman.envs.entity import EntitySpace
 from pointsman.errors import InputError
 from pointsman.evaluation.explain import (
     Decisions,
@@ -21,8 +20,9 @@ from pointsman.evaluation.explain import (
     record,
     require_features,
 )
-from pointsman.policies.checkpoint import Checkpoint, NetworkSpec
-from pointsman.policies.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.inference.checkpoint import Checkpoint, NetworkSpec
+from pointsman.inference.space import EntitySpace
+from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
 from pointsman.training.networks import TensorObservation, build_network, from_checkpoint, to_checkpoint
 
 torch.set_num_threads(1)

@@ -14,10 +14,10 @@ from pointsman.envs.jobs import JobsEnv, JobsSpec
 from pointsman.errors import InputError
 from pointsman.evaluation import jobs as evaluation
 from pointsman.evaluation.jobs import JobsJudge, Selection
-from pointsman.evaluation.scenarios import REPORT_SEEDS, SELECTION_SEEDS
+from pointsman.experiments.scenarios import REPORT_SEEDS, SELECTION_SEEDS
+from pointsman.inference.checkpoint import Checkpoint, NetworkSpec
 from pointsman.jobs.observation import job_space
 from pointsman.jobs.workload import draw_jobs
-from pointsman.policies.checkpoint import Checkpoint, NetworkSpec
 from pointsman.spec import parse_spec
 from pointsman.training.losses import policy_logp
 from pointsman.training.networks import TensorObservation, build_network, from_checkpoint, to_checkpoint

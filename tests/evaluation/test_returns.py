@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pointsman.evaluation.returns import RETURN, Metrics, Returns, block_means, estimate, play_all
-from pointsman.policies.checkpoint import Checkpoint
+from pointsman.inference.checkpoint import Checkpoint
 from pointsman.report.returns import ReturnsReport, signed, with_interval
 
 RNG = np.random.default_rng(0)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from pointsman.evaluation import tune as module
-from pointsman.evaluation.objective import find_objective
-from pointsman.evaluation.scenarios import REPORT_SEEDS, SELECTION_SEEDS, find_scenario
-from pointsman.evaluation.simulate import prepare, simulate
 from pointsman.evaluation.tune import STARTS, Bench, Budget, Situation, Tuned, WeightSpace, shortened, tune
-from pointsman.policies.spec import PolicySpec
-from pointsman.signals import SIGNAL_INDEX, SIGNALS
+from pointsman.experiments.objective import find_objective
+from pointsman.experiments.scenarios import REPORT_SEEDS, SELECTION_SEEDS, find_scenario
+from pointsman.experiments.simulate import prepare, simulate
+from pointsman.routing.policy import PolicySpec
+from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
 
 BALANCED = find_objective("balanced")
 LOR = PolicySpec(kind="least-outstanding")

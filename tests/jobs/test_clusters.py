@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 
 from pointsman.envs.jobs import JobsEnv, JobsSpec, make_clusters
 from pointsman.evaluation.jobs import JobsJudge
-from pointsman.jobs import rollout
 from pointsman.jobs.clusters import PolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
 from pointsman.jobs.rollout import play_all
 from pointsman.jobs.state import FINISHED
 from pointsman.jobs.table import Jobs
 from pointsman.jobs.workload import draw_jobs
-from pointsman.simulator import jit
 
 from . import interpreted
 from .factories import Pair, random_jobs
@@ -158,16 +156,6 @@ def test_chance_depends_on_the_seed_alone(judge: JobsJudge) -> None:
     assert np.array_equal(first, again)
     assert np.array_equal(judge.play("random-feasible", range(4, 8))["return"], first[4:])
     assert len(np.unique(first)) == 8
-
-
-def test_compiled_code_is_stale_when_any_of_it_changes() -> None:
-    """And when what it shares with routing does; but not the other way round."""
-    files = rollout.entry_point.keywords["files"]
-    assert set(jit.KERNEL_FILES) < set(files)
-    package = Path(jit.__file__).parent.parent
-    assert set((package / "jobs").glob("*.py")) == set(package.glob(files[-1]))
-    for one in (rollout.begin_all, rollout.decide_all, rollout.play_all, rollout.look, rollout.advise):
-        assert one._cache._cache_file._source_stamp == jit.kernel_digest(files) != jit.kernel_digest()
 
 
 def test_the_same_without_compilation() -> None:

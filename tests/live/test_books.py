@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from pointsman.evaluation.objective import find_objective
+from pointsman.experiments.objective import find_objective
 from pointsman.live.books import CostBooks, Tally
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from policies.learned import make_run
+from routing.learned import make_run
 
 from pointsman.live.comparison import parts_of
 from pointsman.live.servers import Scraped, imbalance

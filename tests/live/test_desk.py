@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pointsman.evaluation.objective import find_objective
+from pointsman.experiments.objective import find_objective
 from pointsman.live.books import CostBooks
 from pointsman.live.desk import Block, Desk, Question
 from pointsman.live.spec import LiveSpec

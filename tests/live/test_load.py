@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from pointsman.emulator.cluster import Emulator
-from pointsman.evaluation.metrics import latency
+from pointsman.experiments.metrics import latency
 from pointsman.live import load as load_module
 from pointsman.live.load import BYTES_PER_TOKEN, NEVER, Load, Prompts, Replay
 from pointsman.router.config import parse_url

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from pointsman.errors import InputError
+from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.live.cluster import current, session
 from pointsman.live.environment import make_env, make_evaluate
 from pointsman.live.spec import LiveSpec
-from pointsman.policies.checkpoint import DEFAULT_CHECKPOINT, load_checkpoint
+from pointsman.routing.sources import DEFAULT_CHECKPOINT
 from pointsman.training.networks import build_network
 from pointsman.training.safety import SafetyError
 from pointsman.training.warm_start import take_over

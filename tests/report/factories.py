@@ -10,10 +10,10 @@ import numpy as np
 import yaml
 
 from pointsman.evaluation.compare import COST, CURVES, HEADLINES, Comparison, LatencyHistogram
-from pointsman.evaluation.scenarios import find_scenario
-from pointsman.policies.spec import PolicySpec
+from pointsman.experiments.scenarios import find_scenario
 from pointsman.report.evaluation import METRICS
 from pointsman.report.tables import HEADERS
+from pointsman.routing.policy import PolicySpec
 from pointsman.training.logs import CsvLog
 
 

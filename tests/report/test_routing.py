@@ -6,7 +6,7 @@ import numpy as np
 
 from pointsman.cli.evaluate import AGAINST as EVALUATE_AGAINST
 from pointsman.config import load_config
-from pointsman.evaluation.simulate import prepare, simulate
+from pointsman.experiments.simulate import prepare, simulate
 from pointsman.report.routing import AGAINST, outstanding, replica_names
 from pointsman.simulator.spec import ClusterSpec, ReplicaGroup
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pointsman.signals import SIGNALS
+from pointsman.routing.signals import SIGNALS
 
 HOLD = 0
 

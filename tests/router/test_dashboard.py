@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import pointsman.policies.spec  # noqa: F401  (a router has it long before somebody switches)
-from pointsman.policies import checkpoint
+import pointsman.routing.policy  # noqa: F401  (a router has it long before somebody switches)
+from pointsman.inference import checkpoint
 from pointsman.router import dashboard, history
 from pointsman.router.config import Settings
 from pointsman.router.history import NUM_SAMPLES, SAMPLE_S, History, quantile

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pointsman.policies.spec import HEURISTICS, PolicySpec
+from pointsman.routing.policy import HEURISTICS, PolicySpec
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.workload import Workload
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from pointsman.policies.rollout import run
-from pointsman.policies.spec import PolicySpec, PolicyTables
-from pointsman.signals import SIGNAL_INDEX
+from pointsman.routing.policy import PolicySpec, PolicyTables
+from pointsman.routing.signals import SIGNAL_INDEX
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
+from pointsman.simulator.run import run
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.simulator.state import (
     DECISION,

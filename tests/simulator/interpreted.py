@@ -14,7 +14,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
-from pointsman.policies.spec import HEURISTICS  # noqa: E402
+from pointsman.routing.policy import HEURISTICS  # noqa: E402
 from simulator.factories import OUTCOME, Run, make_cluster, make_policy, make_workload  # noqa: E402
 
 NUM_REQUESTS = 10

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from pointsman.config import Config
-from pointsman.evaluation.simulate import Prepared, run_to_end, simulate
-from pointsman.policies.rollout import run as run_kernel
-from pointsman.policies.spec import HEURISTICS, PolicyTables
+from pointsman.experiments.simulate import Prepared, run_to_end, simulate
+from pointsman.routing.policy import HEURISTICS, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
+from pointsman.simulator.run import run as run_kernel
 from pointsman.simulator.state import DONE, PAUSED, SIM
 from pointsman.spec import parse_spec
 from pointsman.workload import Workload

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.policies.spec import PolicySpec
+from pointsman.routing.policy import PolicySpec
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.simulator.state import NOBODY
 from pointsman.workload import Workload

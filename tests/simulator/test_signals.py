@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointsman.policies.spec import HEURISTICS
-from pointsman.signals import SIGNAL_INDEX, SIGNALS
+from pointsman.routing.policy import HEURISTICS
+from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
 from pointsman.workload import Workload
 
 from .factories import GOLDEN_COST, Run, make_cluster, make_policy, make_workload, random_workload

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pointsman.envs.entity import EntitySpace, Episode, Feature, Observation, Step
-from pointsman.policies.checkpoint import Checkpoint
+from pointsman.envs.entity import Episode, Observation, Step
+from pointsman.inference.checkpoint import Checkpoint
+from pointsman.inference.space import EntitySpace, Feature
 from pointsman.spec import Spec, parse_spec
 from pointsman.training.config import TrainConfig
 from pointsman.training.exploration import Event

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pointsman.envs.entity import EntitySpace, Feature
+from pointsman.inference.space import EntitySpace, Feature
 from pointsman.training.networks import NetworkSpec, PolicyNetwork, TensorObservation, build_network
 
 KINDS = ("pooled", "attention", "attention+gru", "mlp")

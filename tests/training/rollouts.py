@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from pointsman.envs.entity import EntitySpace, Feature
-from pointsman.policies.checkpoint import NetworkSpec
+from pointsman.inference.checkpoint import NetworkSpec
+from pointsman.inference.space import EntitySpace, Feature
 from pointsman.training.minibatches import Batch
 from pointsman.training.networks import PolicyNetwork, TensorObservation, build_network
 from pointsman.training.ppo import Knobs, sample

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from pointsman.envs.entity import EntitySpace, Feature
 from pointsman.evaluation.explain import Decisions
-from pointsman.policies.checkpoint import Checkpoint, NetworkSpec
+from pointsman.inference.checkpoint import Checkpoint, NetworkSpec
+from pointsman.inference.space import EntitySpace, Feature
 from pointsman.training.attention import attention_by_preference
 from pointsman.training.networks import TensorObservation, build_network
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pointsman.envs.entity import EntitySpace
 from pointsman.errors import InputError
-from pointsman.policies.checkpoint import Checkpoint, load_checkpoint
+from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
+from pointsman.inference.space import EntitySpace
 from pointsman.training import runs
 from pointsman.training.config import TrainConfig, load_train_config, to_yaml
 from pointsman.training.files import read_state, write_state

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pointsman.policies.checkpoint import NetworkSpec
+from pointsman.inference.checkpoint import NetworkSpec
 from pointsman.training.advantages import StepDiscount
 from pointsman.training.networks import TensorObservation, build_network
 from pointsman.training.ppo import PpoSpec

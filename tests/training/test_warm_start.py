@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pointsman.envs.entity import Step
 from pointsman.errors import InputError
-from pointsman.policies.checkpoint import NetworkSpec
+from pointsman.inference.checkpoint import NetworkSpec
 from pointsman.training.networks import PolicyNetwork, build_network
 from pointsman.training.ranks import BUFFER_FLOATS, Ranks
 from pointsman.training.warm_start import (

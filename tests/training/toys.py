@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pointsman.envs.entity import EntitySpace, Feature, Observation
+from pointsman.envs.entity import Observation
+from pointsman.inference.space import EntitySpace, Feature
 from pointsman.training.advantages import gae
 from pointsman.training.flat import Adam
 from pointsman.training.networks import PolicyNetwork, TensorObservation

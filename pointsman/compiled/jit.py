@@ -1,0 +1,91 @@
+"""Compilation: which functions are machine code, and when a cached one is stale.
+
+Numba caches a compiled function under the time stamp of the file it stands in. Our entry points pull in the
+kernels of several files, so a change in any of them must invalidate the cache: an entry point is cached
+under a digest of its module and of all modules of ours that it imports, however far away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+
+IS_INTERPRETED = bool(vars(numba.config)["DISABLE_JIT"])
+
+# `_nrt`: arrays in the kernel belong to Python (memory.py), so there is nothing to count references of.
+INNER: dict[str, Any] = {
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "_nrt": False,
+    "error_model": "numpy",
+}
+
+_ROOT = Path(__file__).parents[2]
+_IMPORT = re.compile(r"^from (pointsman[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
+
+
+@cache
+def kernel_digest(module: str) -> str:
+    """Of the sources of a module and of everything of ours that it imports."""
+    digest = hashlib.sha256()
+    for path in sorted(_sources(module)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(module: str) -> set[Path]:
+    found: set[Path] = set()
+    to_read = [_path(module)]
+    while to_read:
+        path = to_read.pop()
+        if path not in found and path.is_file():
+            found.add(path)
+            to_read += _imported(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _imported(text: str) -> Iterator[Path]:
+    for parent, names in _IMPORT.findall(text):
+        yield _path(parent)
+        for name in re.findall(r"\w+", names):  # which may be modules
+            yield _path(f"{parent}.{name}")
+
+
+def _path(module: str) -> Path:
+    return _ROOT.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a part of the kernel: called from compiled code only, so it needs no way in from Python."""
+    return numba.njit(function, **INNER)
+
+
+def entry_point(function: Callable[..., Any], *, keeps_gil: bool = False, **options: Any) -> Any:
+    """Compile with a cache on disk. `keeps_gil`: it takes no time; `options` are numba's."""
+    dispatcher = numba.njit(function, nogil=not keeps_gil, cache=True, **options)
+    if not IS_INTERPRETED:
+        dispatcher._cache._cache_file._source_stamp = kernel_digest(function.__module__)
+    return dispatcher
+
+
+def is_compiled(dispatcher: Any) -> bool:
+    """Whether a call would start at once: compiled in this process, or found in the cache on disk."""
+    if IS_INTERPRETED or dispatcher.signatures:
+        return True
+    return bool(dispatcher._cache._cache_file._load_index())
+
+
+def direct(function: Any, kinds: str) -> Callable[..., Any]:
+    """An entry point for arguments of these kinds (i: int, f: float, b: bool), in order.
+
+    Called as it is, it looks at the type of every argument first, which takes longer than short work.
+    """
+    types = {"i": numba.int64, "f": numba.float64, "b": numba.boolean}
+    found: Callable[..., Any] = function
+    return found if IS_INTERPRETED else function.compile(tuple(types[kind] for kind in kinds))

@@ -1,0 +1,158 @@
+"""Run configurations: many clusters at once, on several threads, with the same result as one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+
+from pointsman.config import Config
+from pointsman.errors import InputError
+from pointsman.experiments.capacity import capacity_rps
+from pointsman.experiments.metrics import measure
+from pointsman.inference.checkpoint import Checkpoint
+from pointsman.routing.policy import PolicySpec, PolicyTables
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.plan import ReplicaPlan, plan_replicas
+from pointsman.simulator.replica import FAR
+from pointsman.simulator.run import run
+from pointsman.simulator.state import DONE, SIM
+from pointsman.workload import Workload, build_workload
+
+NUM_PROGRESS_STEPS = 100
+NUM_LOGGED_BATCHES = 65_536  # how many `on_batches` gets at a time
+Progress = Callable[[int], None]  # gets the number of requests finished since the last call
+AnyPolicy = PolicySpec | Checkpoint
+BatchSink = Callable[[Any], None]  # gets batches [n] BATCH_LOG in the order in which they ended
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration with everything drawn and resolved; the policy is free to vary."""
+
+    config: Config
+    plans: list[ReplicaPlan]
+    workload: Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    metrics: dict[str, float]
+    requests: Any  # [num_requests] REQUEST
+    request_id: Any  # [num_requests] row in the source of the workload
+    replicas: Any  # [num_replicas] REPLICA
+
+
+def prepare(config: Config, base_dir: Path | None = None) -> Prepared:
+    plans = plan_replicas(config.cluster, base_dir)
+    find_capacity = partial(capacity_rps, config.workload, plans, base_dir)
+    workload = build_workload(config.workload, config.seed, find_capacity, base_dir)
+    _check_served(config)
+    return Prepared(config, plans, workload)
+
+
+def _check_served(config: Config) -> None:
+    """After the last planned event some replica must accept requests, else some are never served."""
+    accepting = [True] * config.cluster.num_replicas
+    for event in sorted(config.cluster.events, key=lambda event: event.at_s):
+        if event.kind != "slow":
+            accepting[event.replica] = event.kind in ("join", "recover")
+    if not any(accepting):
+        raise InputError(
+            "cluster.events",
+            [f"{event.kind} {event.replica}" for event in config.cluster.events],
+            "leave no replica that accepts requests",
+            "add a recover or join event",
+        )
+
+
+def simulate(
+    prepared: Sequence[Prepared],
+    num_threads: int = 1,
+    progress: Progress | None = None,
+    on_batches: BatchSink | None = None,
+    policies: Sequence[AnyPolicy] | None = None,
+) -> list[Outcome]:
+    """Run every cluster to its end. The number of threads changes nothing but the time.
+
+    `on_batches` sees every batch of every replica; for a single cluster. `policies`, one for each cluster,
+    stand in for those of the configurations.
+    """
+    assert on_batches is None or len(prepared) == 1
+    clusters = Clusters(
+        [one.config.cluster for one in prepared],
+        [one.plans for one in prepared],
+        [one.workload for one in prepared],
+        [one.config.seed for one in prepared],
+        num_logged_batches=NUM_LOGGED_BATCHES if on_batches else 0,
+    )
+
+    def drain_log() -> None:
+        if on_batches:
+            sim = clusters.sims[0]
+            on_batches(clusters.batch_logs[0][: sim.num_logged_batches])
+            sim.num_logged_batches = 0
+
+    tables = PolicyTables(
+        policies or [one.config.policy for one in prepared], max(len(one.plans) for one in prepared)
+    )
+    run_to_end(clusters, tables, num_threads, progress, drain_log)
+    return [
+        Outcome(
+            measure(clusters, i, one.config.slo),
+            clusters.requests[i],
+            one.workload.request_id,
+            clusters.replicas[i],
+        )
+        for i, one in enumerate(prepared)
+    ]
+
+
+def load_simulator() -> None:
+    """Compile the kernel, or load it from the cache, so that the next run takes only its own time."""
+    no_clusters = np.zeros(0, SIM).view(np.recarray)
+    run(no_clusters, PolicyTables([]).rows, np.zeros(0, np.int64), 0, 0)
+
+
+def run_to_end(
+    clusters: Clusters,
+    policies: PolicyTables,
+    num_threads: int = 1,
+    progress: Progress | None = None,
+    on_pause: Callable[[], None] | None = None,
+) -> None:
+    """`on_pause` is called whenever the kernel pauses, and at the end.
+
+    An exception ends all clusters at their next pause: with `progress`, Ctrl-C works within a moment.
+    """
+    actions = np.zeros(len(clusters.sims), np.int64)
+    stop = Event()
+
+    def run_one(i: int) -> None:
+        sim = clusters.sims[i]
+        stride = max(1, int(sim.num_requests) // NUM_PROGRESS_STEPS)
+        while sim.status != DONE and not stop.is_set():
+            before = int(sim.num_completed)
+            sim.pause_at = before + stride if progress else FAR
+            run(clusters.sims, policies.rows, actions, i, i + 1)
+            if progress:
+                progress(int(sim.num_completed) - before)
+            if on_pause:
+                on_pause()
+
+    if num_threads == 1:
+        for i in range(len(clusters.sims)):
+            run_one(i)
+    else:
+        with ThreadPoolExecutor(num_threads) as pool:
+            try:
+                list(pool.map(run_one, range(len(clusters.sims))))
+            except BaseException:
+                stop.set()
+                raise

@@ -1,0 +1,187 @@
+"""The `policy:` section of the configuration, and the list of heuristics.
+
+Wherever a policy is named, a heuristic's name, `default` or a path will do (sources.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from pointsman.errors import InputError
+from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
+from pointsman.inference.network import NetworkTables, scratch_size
+from pointsman.inference.space import EntitySpace
+from pointsman.routing import heuristics as kernels
+from pointsman.routing.observation import (
+    CONTEXT_FEATURES,
+    ENTITY_FEATURES,
+    NUM_CONTEXT_FEATURES,
+    NUM_ENTITY_FEATURES,
+)
+from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX, SIGNALS
+from pointsman.routing.sources import LEARNED, look_up
+from pointsman.spec import Spec
+
+
+class Heuristic(NamedTuple):
+    kernel: int
+    what: str
+
+
+HEURISTICS: Mapping[str, Heuristic] = {
+    "random": Heuristic(kernels.RANDOM, "any replica"),
+    "round-robin": Heuristic(kernels.ROUND_ROBIN, "one after the other"),
+    "weighted-round-robin": Heuristic(
+        kernels.WEIGHTED_ROUND_ROBIN, "one after the other, faster replicas more often"
+    ),
+    "least-outstanding": Heuristic(kernels.LEAST_OUTSTANDING, "fewest requests sent and not finished"),
+    "vidur-lor": Heuristic(
+        kernels.VIDUR_LOR,
+        "Vidur's: shortest queue on the server, ties to the lowest id (oracle signal)",
+    ),
+    "power-of-two": Heuristic(kernels.POWER_OF_TWO, "two at random, the one with fewer outstanding"),
+    "least-tokens": Heuristic(kernels.LEAST_TOKENS, "fewest tokens: waiting prompts and running context"),
+    "least-work": Heuristic(
+        kernels.LEAST_WORK, "shortest estimated time to finish what it has, by its speed"
+    ),
+    "least-delay": Heuristic(
+        kernels.LEAST_DELAY, "least waiting added, for the request itself and for those already there"
+    ),
+    "least-kv": Heuristic(kernels.LEAST_KV, "lowest KV use by the last scrape"),
+    "session-affinity": Heuristic(
+        kernels.SESSION_AFFINITY, "a session stays on its replica; without one, least-outstanding"
+    ),
+    "hold-until-room": Heuristic(
+        kernels.HOLD_UNTIL_ROOM, "hold at the router until a replica has room, then least-outstanding"
+    ),
+    "late-binding": Heuristic(
+        kernels.LATE_BINDING, "least-delay, held at the router while no replica has room and few are held"
+    ),
+    "linear-score": Heuristic(
+        kernels.LINEAR_SCORE, "lowest weighted sum of signals, weights from the configuration"
+    ),
+}
+
+
+class PolicySpec(Spec):
+    kind: str = Field(
+        default="least-outstanding",
+        description="a heuristic (see `pointsman policies`) or learned; or `default` or the path of a policy",
+    )
+    name: str | None = Field(default=None, description="what tables call it; absent = its kind")
+    checkpoint: Path | None = Field(default=None, description="learned: a file of `pointsman train`")
+    weights: dict[str, float] = Field(default={}, description="linear-score: weight of each signal")
+    kv_limit: float = Field(
+        default=0.95,
+        gt=0,
+        description="of the two that hold: share of a replica's KV memory that may be booked",
+    )
+    prefill_limit_tokens: float = Field(
+        default=2048,
+        gt=0,
+        description="of the two that hold: prompt tokens that may wait on a replica",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _looked_up(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            data = {"kind": data}
+        kind = data.get("kind") if isinstance(data, Mapping) else None
+        if not isinstance(kind, str) or kind in HEURISTICS or kind == LEARNED:
+            return data
+        return look_up(kind, tuple(HEURISTICS)) | {key: data[key] for key in data if key != "kind"}
+
+    @property
+    def label(self) -> str:
+        return self.name or self.kind
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> Self:
+        unknown = [name for name in self.weights if name not in SIGNAL_INDEX]
+        if unknown:
+            remedy = f"known signals: {', '.join(SIGNAL_INDEX)}"
+            raise InputError("policy.weights", unknown[0], "unknown signal", remedy)
+        if self.kind == "linear-score" and not any(self.weights.values()):
+            raise InputError(
+                "policy.weights", self.weights, "linear-score needs a weight", "for example {outstanding: 1}"
+            )
+        if self.kind != "linear-score" and self.weights:
+            raise InputError("policy.weights", self.weights, "only for linear-score", "leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _checkpoint_fits(self) -> Self:
+        if (self.kind == LEARNED) != (self.checkpoint is not None):
+            problem = "missing" if self.kind == LEARNED else "only for a learned policy"
+            remedy = "name a .safetensors file" if self.kind == LEARNED else "leave it out"
+            raise InputError("policy.checkpoint", self.checkpoint, problem, remedy)
+        return self
+
+
+class PolicyTables:
+    """Policies as the kernel wants them: `rows` [N] POLICY, one for each cluster."""
+
+    def __init__(self, policies: Sequence[PolicySpec | Checkpoint | None], max_replicas: int = 0) -> None:
+        """A checkpoint is a learned policy for up to `max_replicas`; None one outside the kernel."""
+        self._kept: list[NDArray[Any]] = []
+        self._loaded: dict[Path, Checkpoint] = {}
+        self._networks: dict[int, NetworkTables] = {}
+        self.rows = np.zeros(len(policies), kernels.POLICY).view(np.recarray)
+        for row, policy in zip(self.rows, policies, strict=True):
+            if policy is None:
+                row.kind = kernels.EXTERNAL
+            elif isinstance(policy, Checkpoint):
+                self._fill_learned(row, policy, max_replicas)
+            elif policy.checkpoint is not None:
+                self._fill_learned(row, self._load(policy.checkpoint), max_replicas)
+            else:
+                self._fill_heuristic(row, policy)
+
+    def _load(self, path: Path) -> Checkpoint:
+        if path not in self._loaded:
+            self._loaded[path] = load_checkpoint(path, "policy.checkpoint")
+        return self._loaded[path]
+
+    def _keep(self, array: NDArray[Any]) -> int:
+        self._kept.append(array)
+        return int(array.ctypes.data)
+
+    def _fill_heuristic(self, row: Any, spec: PolicySpec) -> None:
+        row.kind = HEURISTICS[spec.kind].kernel
+        row.kv_limit = spec.kv_limit
+        row.prefill_limit = spec.prefill_limit_tokens
+        weights = np.zeros(NUM_SIGNALS)
+        row.weights = self._keep(weights)
+        for name, weight in spec.weights.items():
+            weights[SIGNAL_INDEX[name]] = weight
+            row.reads_derived |= SIGNALS[SIGNAL_INDEX[name]].source == "derived"
+
+    def _fill_learned(self, row: Any, checkpoint: Checkpoint, max_replicas: int) -> None:
+        """Weights are shared by the clusters, working memory is not: clusters run on several threads."""
+        if id(checkpoint) not in self._networks:
+            # Other features would be read as these, and too many replicas beyond the end of an mlp's arrays.
+            num_slots = max(checkpoint.space.num_entities, max_replicas)
+            space = EntitySpace(num_slots, ENTITY_FEATURES, CONTEXT_FEATURES, ())
+            checkpoint.require_space(space, "policy")
+            self._networks[id(checkpoint)] = NetworkTables(checkpoint)
+        network = self._networks[id(checkpoint)]
+        room = checkpoint.metadata.get("hold", {})
+        row.kind = kernels.LEARNED
+        row.may_hold = room.get("allowed", True)
+        row.hold_s = room.get("recheck_s", 1.0)
+        row.kv_limit = room.get("kv_limit", 0.95)
+        row.prefill_limit = room.get("prefill_limit_tokens", 2048.0)
+        row.network = network.rows.ctypes.data
+        row.entities = self._keep(np.zeros((max_replicas, NUM_ENTITY_FEATURES), np.float32))
+        row.context = self._keep(np.zeros(NUM_CONTEXT_FEATURES, np.float32))
+        row.legal = self._keep(np.zeros(max_replicas + 1, np.uint8))
+        row.logits = self._keep(np.zeros(max_replicas + 1, np.float32))
+        row.scratch = self._keep(np.zeros(scratch_size(network.rows[0], max_replicas), np.float32))
+        row.state = self._keep(np.zeros(int(network.rows[0].width), np.float32))

@@ -1,0 +1,149 @@
+"""Books that several processes of one router share.
+
+Every process writes a book of its own, the signal table of what it sent, into memory that all can see. Who
+decides adds what the others have outstanding to its own. Nobody waits for anybody: a book has one writer, and
+numbers of eight bytes are read whole. While a book is laid out anew, because replicas came or went, its
+version is odd and it is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import float_table, long_list
+from pointsman.routing.signals import (
+    CONTEXT_TOKENS,
+    DECODING,
+    EXPECTED_TOKENS,
+    GENERATED_TOKENS,
+    NUM_SIGNALS,
+    OUTSTANDING,
+    PENDING_PREFILL_TOKENS,
+    SENT_AT_SUM,
+    STEP_S,
+    STEP_SLOW_S,
+    TOKEN_RATE,
+    TOKEN_RATE_SLOW,
+    TTFT_S,
+    TTFT_SLOW_S,
+    WAITING,
+)
+from pointsman.simulator.state import NOBODY
+
+MAX_REPLICAS = 256
+
+BOOK = np.dtype(
+    [
+        ("version", "i8"),
+        ("num_replicas", "i8"),
+        ("keys", "i8", (MAX_REPLICAS,)),  # digests of the replicas' names, by column
+        ("signals", "f8", (NUM_SIGNALS * MAX_REPLICAS,)),  # the first rows · num_replicas are in use
+    ],
+    align=True,
+)
+_KEYS_AT, _SIGNALS_AT = (int(BOOK.fields[name][1]) for name in ("keys", "signals"))  # type: ignore[index]
+_SIZE = BOOK.itemsize
+
+# Signals of which every process knows its own part, and those that each measures by its own requests.
+ADDED_UP = (
+    OUTSTANDING,
+    WAITING,
+    DECODING,
+    PENDING_PREFILL_TOKENS,
+    CONTEXT_TOKENS,
+    EXPECTED_TOKENS,
+    GENERATED_TOKENS,
+    SENT_AT_SUM,
+    TOKEN_RATE,
+    TOKEN_RATE_SLOW,
+)
+MEASURED = (TTFT_S, TTFT_SLOW_S, STEP_S, STEP_SLOW_S)
+
+
+class Books:
+    """The books of all processes, in a file that each of them maps."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        """The file is made by whoever comes first."""
+        with path.open("a+b") as file:
+            file.truncate(count * BOOK.itemsize)
+            self._memory = mmap.mmap(file.fileno(), count * BOOK.itemsize)
+        self._table: NDArray[Any] = np.frombuffer(self._memory, BOOK)
+
+    @property
+    def address(self) -> int:
+        return int(self._table.ctypes.data)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def clear(self, index: int) -> None:
+        """What a process that is gone had outstanding is gone with it."""
+        book = self._table[index : index + 1]
+        book["version"] += book["version"] % 2 + 2
+        book["num_replicas"] = 0
+
+    def place(self, index: int, names: Sequence[str], signals: NDArray[Any]) -> NDArray[Any]:
+        """Lay out a process's book for these replicas; -> its signals there, to be written in place."""
+        book = self._table[index : index + 1]
+        book["version"] += 1
+        book["num_replicas"] = len(names)
+        book["keys"][0, : len(names)] = [_key(name) for name in names]
+        placed: NDArray[Any] = book["signals"][0, : signals.size].reshape(signals.shape)
+        placed[:] = signals
+        book["version"] += 1
+        return placed
+
+
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+@kernel
+def column_of(keys, num_replicas, key, first):
+    """Mostly it is in the same place everywhere."""
+    for step in range(num_replicas):
+        k = (first + step) % num_replicas
+        if keys[k] == key:
+            return k
+    return NOBODY
+
+
+@kernel
+def add_book(own_keys, theirs, signals, num_replicas):
+    """Add what another process has outstanding; take over what it has measured and we have not."""
+    version, count = long_list(theirs, 2)[0], long_list(theirs, 2)[1]
+    if version % 2 == 1 or not 0 < count <= MAX_REPLICAS:
+        return
+    keys = long_list(theirs + _KEYS_AT, count)
+    others = float_table(theirs + _SIGNALS_AT, NUM_SIGNALS, count)
+    for j in range(count):
+        k = column_of(own_keys, num_replicas, keys[j], j)
+        if k != NOBODY:
+            for row in ADDED_UP:
+                signals[row, k] += others[row, j]
+            for row in MEASURED:
+                if signals[row, k] == 0.0:
+                    signals[row, k] = others[row, j]
+
+
+@kernel
+def merge_books(own_signals, merged, num_replicas, books, num_books, own_book):
+    """Write the signals of all processes together into `merged`; all are addresses."""
+    own = float_table(own_signals, NUM_SIGNALS, num_replicas)
+    signals = float_table(merged, NUM_SIGNALS, num_replicas)
+    for row in range(NUM_SIGNALS):
+        for k in range(num_replicas):
+            signals[row, k] = own[row, k]
+    own_keys = long_list(books + own_book * _SIZE + _KEYS_AT, num_replicas)
+    for book in range(num_books):
+        if book != own_book:
+            add_book(own_keys, books + book * _SIZE, signals, num_replicas)

@@ -1,0 +1,95 @@
+"""Policies by name or path: what a user may write where a policy is asked for.
+
+- the name of a heuristic, or `default`, the trained policy that comes with the package;
+- a policy file, as `pointsman tune` writes it: YAML with `policy:` and, for the reader, how it was `made:`;
+- a checkpoint of `pointsman train`, or its run directory, which stands for its best checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pointsman.errors import InputError
+from pointsman.spec import read_yaml
+
+LEARNED = "learned"
+DEFAULT = "default"
+DEFAULT_CHECKPOINT = Path(__file__).parent / "default.safetensors"  # the policy we ship
+BEST = Path("checkpoints") / "best.safetensors"
+_YAML = (".yaml", ".yml")
+_SUFFIXES = (*_YAML, ".safetensors")
+
+
+def look_up(text: str, heuristics: Sequence[str]) -> dict[str, Any]:
+    """The fields of the policy that is meant by `text`, which is none of the heuristics."""
+    if text == DEFAULT:
+        if not DEFAULT_CHECKPOINT.exists():
+            problem = "this version comes without a trained policy"
+            raise InputError("policy.kind", text, problem, "train one: `pointsman train`")
+        return {"kind": LEARNED, "name": DEFAULT, "checkpoint": DEFAULT_CHECKPOINT}
+    path = Path(text).expanduser()
+    if not text or not (is_path(text) or path.exists()):
+        known = f"known: {', '.join(heuristics)}, {DEFAULT}; or give a path"
+        raise InputError("policy.kind", text, "unknown policy", known)
+    if not path.exists():
+        raise InputError("policy.kind", text, "no such file", "check the path")
+    if path.suffix in _YAML:
+        fields = _read_policy(path, heuristics)
+    else:
+        fields = {"kind": LEARNED, "checkpoint": _checkpoint(path)}
+    return {"name": _name(path, heuristics)} | fields
+
+
+def is_path(text: str) -> bool:
+    return "/" in text or text.endswith(_SUFFIXES)
+
+
+def anchored_policy(section: Any, folder: Path) -> Any:
+    """A `policy:` section with its paths, which start at the file's folder, made independent of it."""
+
+    def anchored(text: Any) -> Any:
+        is_named = isinstance(text, str) and is_path(text)
+        return str(folder.resolve() / Path(text).expanduser()) if is_named else text
+
+    if not isinstance(section, Mapping):
+        return anchored(section)
+    return {
+        key: anchored(value) if key in ("kind", "checkpoint") else value for key, value in section.items()
+    }
+
+
+def _checkpoint(path: Path) -> Path:
+    if path.is_dir():
+        if not (path / BEST).exists():
+            remedy = f"name a run of `pointsman train`, which has {BEST}, or a file"
+            raise InputError("policy.kind", str(path), "no checkpoint in this directory", remedy)
+        path = path / BEST
+    return path.resolve()
+
+
+def _read_policy(path: Path, heuristics: Sequence[str]) -> dict[str, Any]:
+    try:
+        data = read_yaml(path, "policy")
+    except InputError as error:
+        raise InputError("policy.kind", str(path), error.problem, error.remedy) from None
+    fields = data.get("policy")
+    unknown = [key for key in data if key not in ("policy", "made")]
+    if unknown or not isinstance(fields, Mapping) or "kind" not in fields:
+        remedy = "it needs `policy: {kind: …}`, as `pointsman tune` writes it"
+        raise InputError(str(path), unknown[0] if unknown else fields, "is not a policy file", remedy)
+    if fields["kind"] not in (*heuristics, LEARNED):
+        known = f"known: {', '.join(heuristics)}, {LEARNED}"
+        raise InputError(f"{path}: policy.kind", fields["kind"], "unknown policy", known)
+    return dict(anchored_policy(fields, path.parent))
+
+
+def _name(path: Path, heuristics: Sequence[str]) -> str:
+    """Short, and never that of a heuristic: the run of a checkpoint, else the file without its ending."""
+    path = path.resolve()
+    name = path.name if path.is_dir() else path.stem
+    if path.parent.name == BEST.parent.name:
+        run = path.parent.parent.name
+        name = run if path.name == BEST.name else f"{run}/{name}"
+    return path.name if name in (*heuristics, LEARNED, DEFAULT) else name

@@ -1,0 +1,82 @@
+"""Clusters and policies together: the compiled entry points.
+
+`run` moves clusters on; the others look at clusters that wait for a decision and change nothing in them.
+"""
+
+from __future__ import annotations
+
+from pointsman.compiled.jit import entry_point, kernel
+from pointsman.routing.heuristics import EXTERNAL, choose
+from pointsman.routing.observation import fill_privileged, keeps_holding, observe
+from pointsman.simulator.book import integrate_load
+from pointsman.simulator.dispatch import act, hold
+from pointsman.simulator.loop import advance
+from pointsman.simulator.state import DECISION, DONE, READY
+
+
+@kernel
+def decide(sim, policy, action):
+    if action == 0:
+        sim.held_request = sim.queue_head
+        sim.hold_until = sim.now + policy.hold_s
+    act(sim, action)
+
+
+@entry_point
+def run(clusters, policies, actions, first, last):
+    """Advance clusters first..last-1, each on its own.
+
+    clusters: [N] SIM; policies: [N] POLICY; actions: [N]. A heuristic decides inside the kernel; with the
+    policy EXTERNAL a cluster that waits for a decision carries out actions[i] and runs on to the next one.
+    """
+    for i in range(first, last):
+        sim = clusters[i]
+        policy = policies[i]
+        if sim.status == DECISION:
+            decide(sim, policy, actions[i])
+        if sim.status != DONE:
+            sim.status = READY
+        while sim.status == READY:
+            advance(sim)
+            if sim.status == DECISION:
+                if policy.hold_s > 0.0 and keeps_holding(sim, policy):
+                    hold(sim)
+                    sim.status = READY
+                elif policy.kind != EXTERNAL:
+                    decide(sim, policy, choose(sim, policy))
+                    sim.status = READY
+        integrate_load(sim)
+
+
+@entry_point
+def look(clusters, policies, shadows, entities, context, legal, privileged, first, last):
+    """Fill the observations of clusters first..last-1.
+
+    entities [N, R, F], context [N, C], legal [N, R + 1], privileged [N, P]; R is the room for replicas. What
+    only a critic may see comes from the cluster's true state and from its shadow.
+    """
+    num_slots = entities.shape[1]
+    for i in range(first, last):
+        sim = clusters[i]
+        observe(
+            sim,
+            policies[i],
+            num_slots,
+            entities[i].ctypes.data,
+            context[i].ctypes.data,
+            legal[i].ctypes.data,
+        )
+        fill_privileged(sim, privileged[i], 0)
+        fill_privileged(shadows[i], privileged[i], 1)
+
+
+@entry_point
+def advise(clusters, policies, actions, first, last):
+    """actions [N]: what each policy would do now; the clusters' random numbers stay as they are."""
+    for i in range(first, last):
+        sim = clusters[i]
+        rng = sim.rng
+        round_robin = sim.round_robin
+        actions[i] = choose(sim, policies[i])
+        sim.rng = rng
+        sim.round_robin = round_robin
