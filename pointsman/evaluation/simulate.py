@@ -20,6 +20,7 @@ from pointsman.policies.checkpoint import Checkpoint
 from pointsman.policies.rollout import run
 from pointsman.policies.spec import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.memory import Records
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
 from pointsman.simulator.replica import FAR
 from pointsman.simulator.state import DONE, SIM
@@ -116,8 +117,8 @@ def simulate(
 
 def load_simulator() -> None:
     """Compile the kernel, or load it from the cache, so that the next run takes only its own time."""
-    no_clusters = np.zeros(0, SIM).view(np.recarray)
-    run(no_clusters, PolicyTables([]).rows, np.zeros(0, np.int64), 0, 0)
+    no_clusters = Records(0, SIM)
+    run(no_clusters, PolicyTables([], max_replicas=1).rows, np.zeros(0, np.int64), 0, 0)
 
 
 def run_to_end(

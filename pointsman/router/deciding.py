@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from pointsman.policies.kernels import LEARNED, POLICY, choose, next_random
+from pointsman.policies.kernels import LEARNED, POLICY, choose, next_random, require_room
 from pointsman.policies.observation import keeps_holding, observe, slowdown_of, usual_excess
 from pointsman.router.booking import TO_PLACE, bring_up_to_date, entry_point, sim_at
 from pointsman.router.sharing import merge_books
@@ -147,6 +147,7 @@ def decide(turns, num_prefill, session, waited_s, queue_size, now):
     turn = turn_at(turns, 0)
     sim = sim_at(turn.sims, 0)
     policy = policy_at(turn.policies, 0)
+    require_room(sim, policy)
     sim.now = now
     if sim.num_accepting == 0:
         return 0

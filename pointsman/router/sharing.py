@@ -35,7 +35,7 @@ from pointsman.signals import (
     WAITING,
 )
 from pointsman.simulator.jit import kernel
-from pointsman.simulator.memory import float_table, long_list
+from pointsman.simulator.memory import address_of, float_table, long_list
 from pointsman.simulator.state import NOBODY
 
 MAX_REPLICAS = 256
@@ -80,7 +80,7 @@ class Books:
 
     @property
     def address(self) -> int:
-        return int(self._table.ctypes.data)
+        return address_of(self._table)
 
     def __len__(self) -> int:
         return len(self._table)
