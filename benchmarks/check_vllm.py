@@ -129,7 +129,7 @@ def draw_case(number: int) -> Case:
 def run_pointsman(case: Case) -> tuple[list[Step], list[Served]]:
     spec = make_cluster(case.scheduler, case.cost)
     clusters = Clusters([spec], [plan_replicas(spec)], [case.workload], [0], NUM_LOGGED_STEPS)
-    policies = PolicyTables([PolicySpec(kind="round-robin")])
+    policies = PolicyTables([PolicySpec(kind="round-robin")], max_replicas=1)
     run(clusters.sims, policies.rows, np.zeros(1, np.int64), 0, 1)
     sim = clusters.sims[0]
     assert sim.status == DONE, "raise NUM_LOGGED_STEPS"

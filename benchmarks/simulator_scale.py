@@ -41,7 +41,7 @@ def microseconds_per_request(num_replicas: int, policy: str, rounds: int = 3) ->
     for _ in range(rounds):
         clusters = Clusters([prepared.config.cluster], [prepared.plans], [prepared.workload], [0])
         start = time.process_time()
-        run_to_end(clusters, PolicyTables([prepared.config.policy]))
+        run_to_end(clusters, PolicyTables([prepared.config.policy], len(prepared.plans)))
         seconds.append(time.process_time() - start)
     return min(seconds) / num_requests * 1e6
 

@@ -52,7 +52,9 @@ def build(prepared: list[Prepared]) -> tuple[Clusters, PolicyTables]:
         [one.workload for one in prepared],
         [0] * len(prepared),
     )
-    return clusters, PolicyTables([one.config.policy for one in prepared])
+    return clusters, PolicyTables(
+        [one.config.policy for one in prepared], max(len(one.plans) for one in prepared)
+    )
 
 
 def time_compiled(prepared: Prepared, rounds: int = 3) -> tuple[float, Clusters]:

@@ -2,29 +2,74 @@
 
 A cluster has two dozen arrays. Passing them all to every function, or in a tuple, costs more than the
 functions themselves (copies and reference counts: a factor of 50 measured). So the cluster's record holds
-their addresses, functions get that one record, and rows are read through the accessors made here. Whoever
-builds the arrays keeps them alive (`cluster.Clusters`). Without compilation (`NUMBA_DISABLE_JIT=1`) the same
-addresses are read through ctypes: slow, and identical.
+their addresses, functions get that one record, and rows are read through the accessors made here.
+
+Two things keep that safe. `Records` own the arrays whose addresses they hold, so that no record outlives what
+it points to. And without compilation (`NUMBA_DISABLE_JIT=1`) the same addresses are read through ctypes, slow
+and identical, and every access is checked: it must lie in one array that went through `address_of` and is
+alive, or it raises `BadAccessError`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any
+from typing import Any, Self, cast
 
 import numpy as np
 from numba import from_dtype, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 from numba.np.arrayobj import make_array, populate_array
+from numpy.typing import NDArray
 
+from pointsman.compiled.allocations import Allocations
 from pointsman.compiled.jit import IS_INTERPRETED
+
+_allocations = Allocations()
+
+
+if IS_INTERPRETED:
+
+    def address_of(array: NDArray[Any]) -> int:
+        """Where the array begins; from now on, its memory may be reached by address."""
+        return _allocations.add(array)
+
+else:
+
+    @register_jitable
+    def address_of(array: NDArray[Any]) -> int:
+        """Where the array begins. For Python and for compiled code."""
+        return array.ctypes.data
+
+
+class Records(np.recarray[Any, Any]):
+    """[count] records, zeroed, that keep alive the arrays whose addresses they hold.
+
+    They own their memory, so a slice, a row or a plain view of them keeps them alive, and with them what they
+    point to. A copy of single records into another array does not.
+    """
+
+    _held: list[NDArray[Any]]
+
+    def __new__(cls, count: int, dtype: np.dtype[Any]) -> Self:
+        records = cast(Self, super().__new__(cls, count, dtype))
+        records.view(np.ndarray)[:] = np.zeros((), dtype)
+        return records
+
+    def __array_finalize__(self, source: Any) -> None:
+        super().__array_finalize__(source)
+        self._held = getattr(source, "_held", [])
+
+    def hold(self, array: NDArray[Any]) -> int:
+        """Keep the array alive as long as these records; returns its address."""
+        self._held.append(array)
+        return address_of(array)
 
 
 def row_accessor(dtype: np.dtype[Any]) -> Any:
     """A function (address, index) -> the record at that index of an array of `dtype`."""
     if IS_INTERPRETED:
-        return lambda address, index: _array_at(address + index * dtype.itemsize, dtype, 1)[0]
+        return lambda address, index: array_at(address, dtype, 1, index)[0]
     record = from_dtype(dtype)
 
     @intrinsic
@@ -44,7 +89,7 @@ def array_accessor(element: Any, num_axes: int) -> Any:
     """A function (address, size of each axis) -> the array there, in C order."""
     dtype = np.dtype(element)
     if IS_INTERPRETED:
-        return lambda address, *shape: _array_at(address, dtype, math.prod(shape)).reshape(shape)
+        return lambda address, *shape: array_at(address, dtype, math.prod(shape)).reshape(shape)
     array = types.Array(from_dtype(dtype), num_axes, "C")
     signature = array(types.int64, *[types.int64] * num_axes)
 
@@ -74,9 +119,13 @@ def array_accessor(element: Any, num_axes: int) -> Any:
     return table_at
 
 
-def _array_at(address: int, dtype: Any, count: int) -> Any:
+def array_at(address: int, dtype: Any, count: int, first: int = 0) -> Any:
+    """Elements first..first + count - 1 of the array at that address, for callers in Python."""
     dtype = np.dtype(dtype)
-    buffer = (ctypes.c_char * (dtype.itemsize * int(count))).from_address(int(address))
+    start, num_bytes = int(first) * dtype.itemsize, int(count) * dtype.itemsize
+    if IS_INTERPRETED:
+        _allocations.check(int(address), start, num_bytes)
+    buffer = (ctypes.c_char * num_bytes).from_address(int(address) + start)
     array = np.frombuffer(buffer, dtype)
     return array.view(np.recarray) if dtype.names else array
 

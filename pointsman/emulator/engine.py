@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pointsman.compiled.memory import address_of
 from pointsman.emulator import kernels
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan
@@ -41,7 +42,7 @@ class Engine:
         self._sim = self._clusters.sims[0]
         # Its own arrivals and scrapes are not wanted.
         self._sim.num_requests = self._sim.next_arrival = self._sim.heap_size = self._sim.num_live = 0
-        self._sims_at = int(self._clusters.sims.ctypes.data)
+        self._sims_at = address_of(self._clusters.sims)
         self._replica = self._clusters.replicas[0][0]
         self._free = list(range(CAPACITY - 1, -1, -1))
         # Requests in the engine; those given up stay until the engine has let go of them.
@@ -50,7 +51,7 @@ class Engine:
         self._rows = np.zeros(CAPACITY, np.int32)
         self._counts = np.zeros(CAPACITY, np.int32)
         self._changed = np.zeros(CAPACITY, np.int32)
-        self._addresses = tuple(int(one.ctypes.data) for one in (self._rows, self._counts, self._changed))
+        self._addresses = tuple(address_of(one) for one in (self._rows, self._counts, self._changed))
         self.next_event_at = math.inf
 
     @property

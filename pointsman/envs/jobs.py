@@ -121,7 +121,7 @@ class JobsEnv:
         self.set_difficulty({})
         self._lookahead = LOOKAHEADS[spec.lookahead]
         self._terms = (*TERMS, SHAPING) if spec.shaping else TERMS
-        self._teachers = [PolicyTables(name, num_envs) for name in self.teachers]
+        self._teachers = [PolicyTables(name, num_envs, spec.window) for name in self.teachers]
         self._clusters = make_clusters(spec, num_envs)
         self._observation = self._empty_observation()
         self._final = self._empty_observation()
@@ -160,7 +160,7 @@ class JobsEnv:
         return self._observation
 
     def _warm_up(self) -> None:
-        tables = PolicyTables(BASELINE, self.num_envs)
+        tables = PolicyTables(BASELINE, self.num_envs, self.spec.window)
         kernels = [one.kernel for one in HEURISTICS.values()]
         tables.rows.kind = [rng.choice(kernels) for rng in self._rngs]
         num_steps = np.array([rng.integers(self.spec.warmup_steps + 1) for rng in self._rngs])

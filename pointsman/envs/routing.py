@@ -132,7 +132,7 @@ class RoutingEnv:
         self.set_difficulty({})
         self.group = np.arange(num_envs) % len(self.groups)  # fixed, so that every update sees them all
 
-        self._own = PolicyTables([None] * num_envs)
+        self._own = PolicyTables([None] * num_envs, spec.max_replicas)
         self._own.rows.may_hold = spec.hold.allowed
         self._own.rows.hold_s = spec.hold.recheck_s
         self._own.rows.kv_limit = spec.hold.kv_limit
@@ -143,7 +143,8 @@ class RoutingEnv:
             self._own.rows.view(np.ndarray),
             self._shadow.rows.view(np.ndarray),
         )
-        self._warmup = [PolicyTables([PolicySpec(kind=kind)] * 3) for kind in spec.warmup_policies]
+        warmups = [PolicySpec(kind=kind) for kind in spec.warmup_policies]
+        self._warmup = [PolicyTables([one] * 3, spec.max_replicas) for one in warmups]
         self._clusters: list[Clusters | None] = [None] * num_envs
         # Plain arrays of records: a recarray takes ten times as long to look up a field.
         self._sims: NDArray[Any] = np.zeros(num_envs, RECORD)

@@ -49,7 +49,7 @@ class JobsJudge:
         clusters = make_clusters(spec, len(seeds))
         for i, seed in enumerate(seeds):
             clusters.load(i, self._episode(seed), seed)
-        tables = PolicyTables(policy, len(seeds), spec.lookahead, spec.window)
+        tables = PolicyTables(policy, len(seeds), spec.window, spec.lookahead)
         to_the_end = np.full(len(seeds), spec.max_steps)
         parts = itertools.pairwise(np.linspace(0, len(seeds), NUM_THREADS + 1).astype(np.int64))
         with ThreadPoolExecutor(NUM_THREADS) as pool:

@@ -281,7 +281,7 @@ class Bench:
         seen: list[Floats] = []
         run_to_end(
             clusters,
-            PolicyTables([watched]),
+            PolicyTables([watched], len(prepared.plans)),
             progress=lambda _: None,
             on_pause=lambda: seen.append(clusters.signals[0].std(axis=1)),
         )

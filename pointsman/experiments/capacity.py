@@ -56,7 +56,8 @@ def _saturate(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> fl
         np.zeros(count), prompts, outputs, np.full(count, -1, np.int32), np.arange(count, dtype=np.int64)
     )
     clusters = Clusters([ClusterSpec(replicas=1)], [[plan]], [workload], [0])
-    run(clusters.sims, PolicyTables([PolicySpec(kind="round-robin")]).rows, np.zeros(1, np.int64), 0, 1)
+    policies = PolicyTables([PolicySpec(kind="round-robin")], max_replicas=1)
+    run(clusters.sims, policies.rows, np.zeros(1, np.int64), 0, 1)
     finished = np.sort(clusters.requests[0]["completed_at"])
     first, last = int(START * count), int(END * count)
     if finished[last] == finished[first]:  # everything fits in one batch

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pointsman.compiled.memory import Records
 from pointsman.config import Config
 from pointsman.errors import InputError
 from pointsman.experiments.capacity import capacity_rps
@@ -116,8 +117,8 @@ def simulate(
 
 def load_simulator() -> None:
     """Compile the kernel, or load it from the cache, so that the next run takes only its own time."""
-    no_clusters = np.zeros(0, SIM).view(np.recarray)
-    run(no_clusters, PolicyTables([]).rows, np.zeros(0, np.int64), 0, 0)
+    no_clusters = Records(0, SIM)
+    run(no_clusters, PolicyTables([], max_replicas=1).rows, np.zeros(0, np.int64), 0, 0)
 
 
 def run_to_end(

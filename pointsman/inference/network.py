@@ -13,10 +13,9 @@ from typing import Any
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
 from pointsman.compiled.jit import INNER, entry_point
-from pointsman.compiled.memory import row_accessor, single_list, single_table
+from pointsman.compiled.memory import Records, address_of, row_accessor, single_list, single_table
 from pointsman.inference.checkpoint import Checkpoint
 
 POOLED, ATTENTION, ATTENTION_GRU, MLP = range(4)
@@ -95,7 +94,7 @@ def network_logits(networks, entities, context, num_entities, scratch, state, lo
     networks: [1] NETWORK; entities: [>= R, F] and context: [C], float32; scratch: float32 of `scratch_size`;
     state: [W] float32, read and overwritten by attention+gru, of any size for the others.
     """
-    forward(networks[0], entities, context, num_entities, scratch.ctypes.data, state.ctypes.data, logits)
+    forward(networks[0], entities, context, num_entities, address_of(scratch), address_of(state), logits)
 
 
 @kernel
@@ -371,12 +370,11 @@ def scratch_size(network: Any, num_entities: int) -> int:
 
 
 class NetworkTables:
-    """A network as the kernel wants it: `rows` [1] NETWORK. Keeps alive the arrays that it points to."""
+    """A network as the kernel wants it: `rows` [1] NETWORK, which hold the arrays they point to."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         spec, arrays = checkpoint.network, checkpoint.arrays
-        self._kept: list[NDArray[np.float32]] = []
-        self.rows = np.zeros(1, NETWORK).view(np.recarray)
+        self.rows = Records(1, NETWORK)
         row = self.rows[0]
         row.kind = KINDS[spec.kind]
         row.num_features = len(checkpoint.space.entity_features)
@@ -406,6 +404,5 @@ class NetworkTables:
             row.num_outputs = len(arrays["head.output.bias"])
 
     def _keep(self, array: Any) -> int:
-        """The address of a copy that lives as long as these tables."""
-        self._kept.append(np.ascontiguousarray(array, np.float32))
-        return self._kept[-1].ctypes.data
+        """The address of a copy that lives as long as the rows."""
+        return self.rows.hold(np.ascontiguousarray(array, np.float32))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pointsman.compiled.memory import Records
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.inference.network import NetworkTables, scratch_size
 from pointsman.jobs import heuristics
@@ -36,7 +36,7 @@ class Clusters:
         self.window = np.zeros((num_clusters, window), np.int32)
         self.running = np.zeros((num_clusters, num_gpus), RUNNING)
         self.gpu_job = np.zeros((num_clusters, num_gpus), np.int32)
-        self.sims = np.zeros(num_clusters, CLUSTER).view(np.recarray)
+        self.sims = Records(num_clusters, CLUSTER)
         tables = {
             "jobs": self.jobs,
             "window": self.window,
@@ -46,9 +46,8 @@ class Clusters:
             "durations": np.zeros((num_clusters, window), np.float32),
             "wider": np.zeros((num_clusters, num_gpus + 1), np.int32),
         }
-        self._kept = tables
         for name, table in tables.items():
-            self.sims[name] = [row.ctypes.data for row in table]
+            self.sims[name] = [self.sims.hold(row) for row in table]
         self.sims.num_gpus, self.sims.room = num_gpus, window
         self.sims.max_duration_s, self.sims.max_steps = max_duration_s, max_steps
         self.sims.noop_price = noop_price
@@ -69,22 +68,24 @@ class Clusters:
 
 
 class PolicyTables:
-    """`rows` [N] POLICY: one policy for N clusters. Keeps alive what they point to."""
+    """`rows` [N] POLICY, which hold what they use: one policy for N clusters."""
 
     def __init__(
-        self, policy: str | Checkpoint, num_clusters: int, lookahead: str = "off", window: int = 0
+        self, policy: str | Checkpoint, num_clusters: int, window: int, lookahead: str = "off"
     ) -> None:
         """A heuristic's name, or a network that sees `window` jobs and the GPUs by that look-ahead."""
-        self.rows = np.zeros(num_clusters, heuristics.POLICY).view(np.recarray)
-        self._kept: list[NDArray[Any]] = []
+        if window < 1:
+            raise ValueError(f"a policy for a window of {window} jobs")
+        self.rows = Records(num_clusters, heuristics.POLICY)
         if isinstance(policy, str):
             self.rows.kind = heuristics.HEURISTICS[policy].kernel
             return
-        self._network = NetworkTables(policy)
-        network = self._network.rows[0]
+        networks = NetworkTables(policy).rows
+        network = networks[0]
         num_features, num_context = int(network.num_features), int(network.num_context)
         self.rows.kind = heuristics.LEARNED
-        self.rows.network = self._network.rows.ctypes.data
+        self.rows.network = self.rows.hold(networks)
+        self.rows.window = window
         self.rows.lookahead = LOOKAHEADS[lookahead]
         self.rows.num_features, self.rows.num_context = num_features, num_context
         for name, shape in (
@@ -100,5 +101,4 @@ class PolicyTables:
     def _keep(self, num_clusters: int, shape: Sequence[int], dtype: Any) -> list[int]:
         """Addresses of working memory, one for each cluster: they may run on several threads."""
         array = np.zeros((num_clusters, *shape), dtype)
-        self._kept.append(array)
-        return [row.ctypes.data for row in array]
+        return [self.rows.hold(row) for row in array]

@@ -60,6 +60,7 @@ POLICY = np.dtype(
         ("lookahead", "i8"),
         ("num_features", "i8"),  # F
         ("num_context", "i8"),  # C
+        ("window", "i8"),  # K: of the working memory
         ("entities", "i8"),  # [K, F] f4
         ("context", "i8"),  # [C] f4
         ("legal", "i8"),  # [K + 1] bool
@@ -71,6 +72,13 @@ POLICY = np.dtype(
 )
 
 bool_list = array_accessor(np.bool_, 1)
+
+
+@kernel
+def require_room(sim, policy):
+    """Entry points ask before a policy decides: beyond its working memory lies somebody else's."""
+    if policy.kind == LEARNED and policy.window < sim.room:
+        raise ValueError("the policy's working memory is for fewer jobs than the window has")
 
 
 @kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pointsman.compiled.jit import entry_point
-from pointsman.jobs.heuristics import choose
+from pointsman.jobs.heuristics import choose, require_room
 from pointsman.jobs.kernel import begin, decide, step
 from pointsman.jobs.observation import fill_privileged, observe
 from pointsman.jobs.state import GOING_ON
@@ -28,6 +28,7 @@ def play_all(clusters, policies, num_steps, first, last):
     """policies [N] POLICY decide until the episodes are over, or have come to a step num_steps [N]."""
     for i in range(first, last):
         sim = clusters[i]
+        require_room(sim, policies[i])
         while sim.status == GOING_ON and sim.num_steps < num_steps[i]:
             step(sim, choose(sim, policies[i]))
 
@@ -48,6 +49,7 @@ def advise(clusters, policies, actions, first, last):
     """actions [N]: what each policy would do now; the clusters' random numbers stay as they are."""
     for i in range(first, last):
         sim = clusters[i]
+        require_room(sim, policies[i])
         rng = sim.rng
         actions[i] = choose(sim, policies[i])
         sim.rng = rng

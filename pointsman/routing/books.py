@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.jit import direct
+from pointsman.compiled.memory import address_of
 from pointsman.errors import InputError
 from pointsman.routing import booking
 from pointsman.routing.calibration import Estimator, Figures, known_figures, pooled, typical_step_s
@@ -84,9 +85,9 @@ class Ledger:
         self._sim.slo_ttft_s = self._sim.slo_tpot_s = NO_LIMIT_S
         self._sim.held_request = NOBODY
         self._query = np.zeros(1, QUERY)
-        self._sim.query = self._query.ctypes.data
+        self._sim.query = address_of(self._query)
         self._estimates = np.full(NUM_LENGTH_CLASSES, float(INITIAL_OUTPUT_ESTIMATE))
-        self._sim.output_estimate = self._estimates.ctypes.data
+        self._sim.output_estimate = address_of(self._estimates)
         self._requests = np.zeros(0, REQUEST).view(np.recarray)
         self._states: list[int] = []
         # Slot, prompt and time of those that were sent to a replica where nobody waited.
@@ -136,7 +137,7 @@ class Ledger:
         replica.last_step_at = replica.rate_since = self._now
         replica.is_accepting = 1
         streams.scraped_at = streams.tokens_at = self._now
-        streams.steps = 0 if estimator is None else estimator.latest_steps.ctypes.data
+        streams.steps = 0 if estimator is None else address_of(estimator.latest_steps)
         self.signals[SCRAPED_AT, row] = self._now
         self.signals[ACCEPTING, row] = 1.0
         self._recount()
@@ -308,7 +309,7 @@ class Ledger:
         self._requests = table
         # A column by itself: a field of a record takes microseconds to read.
         self._replica_of = np.asarray(table["replica"])
-        self._sim.requests = table.ctypes.data
+        self._sim.requests = address_of(table)
         self._states += [FREE] * (after - before)
         self._firsts += [None] * (after - before)
         self._free += range(after - 1, before - 1, -1)
@@ -328,10 +329,10 @@ class Ledger:
             signals = self.books.place(self.index, self._names, signals)
         self.signals, self._replicas, self._streams = signals, replicas, streams
         self._sim.num_replicas = count
-        self._sim.signals = signals.ctypes.data
-        self._sim.replicas = replicas.ctypes.data
-        self._sims_at = int(self.sims.ctypes.data)
-        self._streams_at = int(streams.ctypes.data)
+        self._sim.signals = address_of(signals)
+        self._sim.replicas = address_of(replicas)
+        self._sims_at = address_of(self.sims)
+        self._streams_at = address_of(streams)
         self._is_estimating = any(one is not None for one in self._estimators)
         self.version += 1
 

@@ -5,7 +5,6 @@ No PyTorch: the policies are the simulator's compiled ones.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Collection
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.jit import direct
+from pointsman.compiled.memory import address_of, array_at
 from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.routing import deciding
 from pointsman.routing.booking import record_accepting
@@ -59,7 +59,7 @@ class Decider:
         path = self.spec.checkpoint
         self._policy = self.spec if path is None else load_checkpoint(path, "policy.checkpoint")
         self._turns = np.zeros(1, deciding.TURN).view(np.recarray)
-        self._turns_at = int(self._turns.ctypes.data)
+        self._turns_at = address_of(self._turns)
         turn = self._turns[0]
         # xorshift must not start from 0.
         turn.rng = int(np.random.SeedSequence([seed, 0xDEC1DE]).generate_state(1)[0]) | 1
@@ -80,16 +80,16 @@ class Decider:
         self._scores = np.full(count, np.nan)  # and so they stay if the policy has none
         self._credit = np.zeros(count)
         turn = self._turns[0]
-        turn.scores = self._scores.ctypes.data
-        turn.credit = self._credit.ctypes.data
+        turn.scores = address_of(self._scores)
+        turn.credit = address_of(self._credit)
         books = self.ledger.books
         if books is not None:
             self._merged = np.zeros_like(self.ledger.signals)
-            turn.merged = self._merged.ctypes.data
+            turn.merged = address_of(self._merged)
             turn.books, turn.num_books, turn.own_book = books.address, len(books), self.ledger.index
         self._is_learned = bool(self._tables.rows[0].kind == LEARNED)
         turn.sims, turn.streams = self.ledger.addresses
-        turn.policies = self._tables.rows.ctypes.data
+        turn.policies = address_of(self._tables.rows)
         self._slots = self.ledger.slots
         self._version = self.ledger.version
 
@@ -149,9 +149,9 @@ class Decider:
             waited_s,
             queue_size,
             now,
-            int(entities.ctypes.data),
-            int(context.ctypes.data),
-            int(legal.ctypes.data),
+            address_of(entities),
+            address_of(context),
+            address_of(legal),
         )
         return entities, context, legal
 
@@ -176,9 +176,9 @@ class Decider:
             "replicas": replicas,
         }
         if self._is_learned:
-            logits = _at(row.logits, count + 1, np.float32)
-            legal = _at(row.legal, count + 1, np.uint8)
-            entities = _at(row.entities, count * NUM_ENTITY_FEATURES, np.float32).reshape(count, -1)
+            logits = array_at(row.logits, np.float32, count + 1)
+            legal = array_at(row.legal, np.uint8, count + 1)
+            entities = array_at(row.entities, np.float32, count * NUM_ENTITY_FEATURES).reshape(count, -1)
             explained["hold"] = {"logit": float(logits[0]), "is_legal": bool(legal[0])}
             for column, replica in enumerate(replicas):
                 replica["logit"] = float(logits[column + 1])
@@ -193,9 +193,3 @@ class Decider:
                 replica["score"] = score if np.isfinite(score) else None
                 replica["is_legal"] = bool(self.ledger.signals[ACCEPTING, column] > 0 and score != np.inf)
         return explained
-
-
-def _at(address: int, count: int, dtype: Any) -> NDArray[Any]:
-    """A copy of an array of the policy's working memory."""
-    size = count * np.dtype(dtype).itemsize
-    return np.frombuffer(ctypes.string_at(int(address), size), dtype)

@@ -9,7 +9,7 @@ import numpy as np
 from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import byte_list, float_table, row_accessor, single_list
 from pointsman.routing.booking import TO_PLACE, bring_up_to_date, entry_point, sim_at
-from pointsman.routing.heuristics import LEARNED, POLICY, choose, next_random
+from pointsman.routing.heuristics import LEARNED, POLICY, choose, next_random, require_room
 from pointsman.routing.observation import keeps_holding, observe, slowdown_of, usual_excess
 from pointsman.routing.sharing import merge_books
 from pointsman.routing.signals import (
@@ -147,6 +147,7 @@ def decide(turns, num_prefill, session, waited_s, queue_size, now):
     turn = turn_at(turns, 0)
     sim = sim_at(turn.sims, 0)
     policy = policy_at(turn.policies, 0)
+    require_room(sim, policy)
     sim.now = now
     if sim.num_accepting == 0:
         return 0

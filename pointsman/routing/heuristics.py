@@ -73,6 +73,7 @@ POLICY = np.dtype(
         ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score
         # Learned: addresses of the network and of its working memory for this cluster.
         ("network", "i8"),
+        ("max_replicas", "i8"),  # R: of the working memory
         ("entities", "i8"),  # [R, F] f4
         ("context", "i8"),  # [C] f4
         ("legal", "i8"),  # [R + 1] u1
@@ -93,6 +94,13 @@ def next_random(sim):
     x ^= (x << 5) & 0xFFFFFFFF
     sim.rng = x
     return x
+
+
+@kernel
+def require_room(sim, policy):
+    """Entry points ask before a policy decides: beyond its working memory lies somebody else's."""
+    if policy.kind == LEARNED and policy.max_replicas < sim.num_replicas:
+        raise ValueError("the policy's working memory is for fewer replicas than the cluster has")
 
 
 @kernel

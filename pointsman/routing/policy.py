@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from pointsman.compiled.memory import Records
 from pointsman.errors import InputError
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.inference.network import NetworkTables, scratch_size
@@ -126,14 +126,15 @@ class PolicySpec(Spec):
 
 
 class PolicyTables:
-    """Policies as the kernel wants them: `rows` [N] POLICY, one for each cluster."""
+    """Policies as the kernel wants them: `rows` [N] POLICY, one a cluster, which hold what they point to."""
 
-    def __init__(self, policies: Sequence[PolicySpec | Checkpoint | None], max_replicas: int = 0) -> None:
-        """A checkpoint is a learned policy for up to `max_replicas`; None one outside the kernel."""
-        self._kept: list[NDArray[Any]] = []
+    def __init__(self, policies: Sequence[PolicySpec | Checkpoint | None], max_replicas: int) -> None:
+        """For clusters of up to `max_replicas`. None is a policy outside the kernel."""
+        if max_replicas < 1:
+            raise ValueError(f"policies for {max_replicas} replicas")
         self._loaded: dict[Path, Checkpoint] = {}
         self._networks: dict[int, NetworkTables] = {}
-        self.rows = np.zeros(len(policies), kernels.POLICY).view(np.recarray)
+        self.rows = Records(len(policies), kernels.POLICY)
         for row, policy in zip(self.rows, policies, strict=True):
             if policy is None:
                 row.kind = kernels.EXTERNAL
@@ -149,16 +150,12 @@ class PolicyTables:
             self._loaded[path] = load_checkpoint(path, "policy.checkpoint")
         return self._loaded[path]
 
-    def _keep(self, array: NDArray[Any]) -> int:
-        self._kept.append(array)
-        return int(array.ctypes.data)
-
     def _fill_heuristic(self, row: Any, spec: PolicySpec) -> None:
         row.kind = HEURISTICS[spec.kind].kernel
         row.kv_limit = spec.kv_limit
         row.prefill_limit = spec.prefill_limit_tokens
         weights = np.zeros(NUM_SIGNALS)
-        row.weights = self._keep(weights)
+        row.weights = self.rows.hold(weights)
         for name, weight in spec.weights.items():
             weights[SIGNAL_INDEX[name]] = weight
             row.reads_derived |= SIGNALS[SIGNAL_INDEX[name]].source == "derived"
@@ -178,10 +175,11 @@ class PolicyTables:
         row.hold_s = room.get("recheck_s", 1.0)
         row.kv_limit = room.get("kv_limit", 0.95)
         row.prefill_limit = room.get("prefill_limit_tokens", 2048.0)
-        row.network = network.rows.ctypes.data
-        row.entities = self._keep(np.zeros((max_replicas, NUM_ENTITY_FEATURES), np.float32))
-        row.context = self._keep(np.zeros(NUM_CONTEXT_FEATURES, np.float32))
-        row.legal = self._keep(np.zeros(max_replicas + 1, np.uint8))
-        row.logits = self._keep(np.zeros(max_replicas + 1, np.float32))
-        row.scratch = self._keep(np.zeros(scratch_size(network.rows[0], max_replicas), np.float32))
-        row.state = self._keep(np.zeros(int(network.rows[0].width), np.float32))
+        row.network = self.rows.hold(network.rows)
+        row.max_replicas = max_replicas
+        row.entities = self.rows.hold(np.zeros((max_replicas, NUM_ENTITY_FEATURES), np.float32))
+        row.context = self.rows.hold(np.zeros(NUM_CONTEXT_FEATURES, np.float32))
+        row.legal = self.rows.hold(np.zeros(max_replicas + 1, np.uint8))
+        row.logits = self.rows.hold(np.zeros(max_replicas + 1, np.float32))
+        row.scratch = self.rows.hold(np.zeros(scratch_size(network.rows[0], max_replicas), np.float32))
+        row.state = self.rows.hold(np.zeros(int(network.rows[0].width), np.float32))

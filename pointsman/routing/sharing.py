@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import float_table, long_list
+from pointsman.compiled.memory import address_of, float_table, long_list
 from pointsman.routing.signals import (
     CONTEXT_TOKENS,
     DECODING,
@@ -80,7 +80,7 @@ class Books:
 
     @property
     def address(self) -> int:
-        return int(self._table.ctypes.data)
+        return address_of(self._table)
 
     def __len__(self) -> int:
         return len(self._table)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pointsman.compiled.memory import Records
 from pointsman.routing.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
@@ -61,7 +62,7 @@ NO_LIMIT_S = 1e9
 
 
 class Clusters:
-    """N independent clusters, ready to run: their records, and the arrays those point into.
+    """N independent clusters, ready to run: their records, which hold the arrays they point into.
 
     `sims` [N] SIM is what kernels get; `requests[i]` is the table of cluster i, `signals[i]` its signals.
     """
@@ -76,8 +77,7 @@ class Clusters:
     ) -> None:
         for cluster_plans, workload in zip(plans, workloads, strict=True):
             check_workload(cluster_plans, workload)
-        self._kept: list[Array] = []
-        self.sims = _records(len(specs), SIM)
+        self.sims = Records(len(specs), SIM)
         self.replicas: list[Array] = []
         self.requests: list[Array] = []
         self.signals: list[Array] = []
@@ -96,15 +96,10 @@ class Clusters:
             self._fill_events(sim, spec.events)
             _plan_first_events(sim, self._new(sim, "heap", _heap_size(some, workload), FUTURE), workload)
 
-    def _keep(self, array: Array) -> int:
-        """Keep the array alive as long as this object; returns its address."""
-        self._kept.append(array)
-        return int(array.ctypes.data)
-
     def _new(self, owner: Any, field: str, shape: int | tuple[int, ...], dtype: Any) -> Array:
         """A zeroed array whose address is noted in `owner.field`."""
         array = _records(shape, dtype) if np.dtype(dtype).names else np.zeros(shape, dtype)
-        setattr(owner, field, self._keep(array))
+        setattr(owner, field, self.sims.hold(array))
         return array
 
     def _costs(self, tables: Sequence[CostTables]) -> int:
@@ -115,8 +110,8 @@ class Clusters:
             row.decode_rows, row.decode_columns = table.decode_s.shape
             row.prefill_rows, row.prefill_columns = table.prefill_s.shape
             for field in ("coefficients", "token_s", "sequence_s", "decode_s", "prefill_s", "grid"):
-                setattr(row, field, self._keep(np.ascontiguousarray(getattr(table, field))))
-        return self._keep(rows)
+                setattr(row, field, self.sims.hold(np.ascontiguousarray(getattr(table, field))))
+        return self.sims.hold(rows)
 
     def _fill_cluster(
         self,

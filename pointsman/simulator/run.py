@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from pointsman.compiled.jit import entry_point, kernel
-from pointsman.routing.heuristics import EXTERNAL, choose
+from pointsman.compiled.memory import address_of
+from pointsman.routing.heuristics import EXTERNAL, choose, require_room
 from pointsman.routing.observation import fill_privileged, keeps_holding, observe
 from pointsman.simulator.book import integrate_load
 from pointsman.simulator.dispatch import act, hold
@@ -32,6 +33,7 @@ def run(clusters, policies, actions, first, last):
     for i in range(first, last):
         sim = clusters[i]
         policy = policies[i]
+        require_room(sim, policy)
         if sim.status == DECISION:
             decide(sim, policy, actions[i])
         if sim.status != DONE:
@@ -62,9 +64,9 @@ def look(clusters, policies, shadows, entities, context, legal, privileged, firs
             sim,
             policies[i],
             num_slots,
-            entities[i].ctypes.data,
-            context[i].ctypes.data,
-            legal[i].ctypes.data,
+            address_of(entities[i]),
+            address_of(context[i]),
+            address_of(legal[i]),
         )
         fill_privileged(sim, privileged[i], 0)
         fill_privileged(shadows[i], privileged[i], 1)
@@ -75,6 +77,7 @@ def advise(clusters, policies, actions, first, last):
     """actions [N]: what each policy would do now; the clusters' random numbers stay as they are."""
     for i in range(first, last):
         sim = clusters[i]
+        require_room(sim, policies[i])
         rng = sim.rng
         round_robin = sim.round_robin
         actions[i] = choose(sim, policies[i])

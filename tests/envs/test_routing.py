@@ -113,7 +113,7 @@ def test_costs_are_latencies() -> None:
     assert paid["slo"] == pytest.approx(slo_excess_s(here, 0.3, 0.02), rel=1e-5)
     assert paid["slo"] > 0
 
-    policies = PolicyTables([PolicySpec()])  # its rows point into it
+    policies = PolicyTables([PolicySpec()], env.spec.max_replicas)
     run(env._sims, policies.rows, np.zeros(1, np.int64), 0, 1)
     assert env._sims["status"][0] == DONE
     e2e, ttft = (requests[name] - requests["arrived_at"] for name in ("completed_at", "first_token_at"))

@@ -77,7 +77,7 @@ def play(name: str, num_episodes: int, **settings: Any) -> Any:
     for i in range(num_episodes):
         clusters.load(i, draw_jobs(spec.workload, spec.num_gpus, i), i)
     ends = np.full(num_episodes, spec.max_steps)
-    play_all(clusters.sims, PolicyTables(name, num_episodes).rows, ends, 0, num_episodes)
+    play_all(clusters.sims, PolicyTables(name, num_episodes, spec.window).rows, ends, 0, num_episodes)
     return clusters
 
 
@@ -181,6 +181,6 @@ def test_the_ideal_that_a_critic_sees_is_what_perfect_packing_earns() -> None:
     env._clusters = clusters
     env._look(0, 1)
     ideal = float(env._observation.privileged[0, names.index("ideal")])
-    play_all(clusters.sims, PolicyTables("fifo", 1).rows, np.array([spec.max_steps]), 0, 1)
+    play_all(clusters.sims, PolicyTables("fifo", 1, spec.window).rows, np.array([spec.max_steps]), 0, 1)
     assert clusters.sims[0].status == FINISHED
     assert clusters.sims[0].episode_return == pytest.approx(ideal, abs=0.005)

@@ -107,7 +107,7 @@ def test_skipping_forced_steps_changes_no_return(drawn: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", list(reference.HEURISTICS))
 def test_heuristics_agree(name: str) -> None:
     """Along what each leads to, and along chance."""
-    tables = PolicyTables(name, 1)
+    tables = PolicyTables(name, 1, window=8)
     choose = reference.HEURISTICS[name]
     num_jobs_started = 0
     for seed in range(20):

@@ -387,14 +387,15 @@ def next_choices(kind: str, outstanding: list[int]) -> np.ndarray:
     clusters = Clusters(
         [cluster] * NUM_TRIES, [plan_replicas(cluster)] * NUM_TRIES, [workload] * NUM_TRIES, range(NUM_TRIES)
     )
-    outside = PolicyTables([None] * NUM_TRIES)
+    outside = PolicyTables([None] * NUM_TRIES, len(outstanding))
     actions = np.zeros(NUM_TRIES, np.int64)
     run_kernel(clusters.sims, outside.rows, actions, 0, NUM_TRIES)
     for k in placed[:-1]:
         actions[:] = k + 1
         run_kernel(clusters.sims, outside.rows, actions, 0, NUM_TRIES)
     actions[:] = placed[-1] + 1
-    inside = PolicyTables([make_policy(kind)] * NUM_TRIES)  # the last is placed from outside, then it decides
+    # The last is placed from outside, then the policy decides.
+    inside = PolicyTables([make_policy(kind)] * NUM_TRIES, len(outstanding))
     run_kernel(clusters.sims, inside.rows, actions, 0, NUM_TRIES)
     return np.bincount(
         [requests["replica"][-1] for requests in clusters.requests], minlength=len(outstanding)

@@ -42,7 +42,7 @@ def test_every_heuristic_says_what_it_does_in_a_line() -> None:
 
 def test_weights_reach_the_row_of_their_signal() -> None:
     specs = [None, PolicySpec(kind="linear-score", weights={"kv_use": 2.0, "outstanding": 1.0})]
-    tables = PolicyTables(specs)
+    tables = PolicyTables(specs, max_replicas=1)
     assert tables.rows["kind"].tolist() == [0, HEURISTICS["linear-score"].kernel]
     assert tables.rows["reads_derived"].tolist() == [0, 1]
     weights = (ctypes.c_double * NUM_SIGNALS).from_address(int(tables.rows[1].weights))

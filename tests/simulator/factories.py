@@ -119,7 +119,7 @@ class GuardedClusters(Clusters):
         inside[:] = 0
         array = inside.view(dtype).reshape(shape)
         self._buffers.append((field, buffer, array))
-        setattr(owner, field, self._keep(array))
+        setattr(owner, field, self.sims.hold(array))
         return array.view(np.recarray) if array.dtype.names else array
 
     def arrays(self, field: str) -> list[np.ndarray]:
@@ -148,7 +148,8 @@ class Run:
         self.spec = cluster
         self.plans = plan_replicas(cluster)
         self.clusters = GuardedClusters([cluster], [self.plans], [workload], [seed], num_logged_batches)
-        self.policies = PolicyTables([make_policy(policy) if isinstance(policy, str) else policy])
+        spec = make_policy(policy) if isinstance(policy, str) else policy
+        self.policies = PolicyTables([spec], len(self.plans))
         self.sim = self.clusters.sims[0]
         self.requests = self.clusters.requests[0]
         self.replicas = self.clusters.replicas[0]

@@ -110,7 +110,7 @@ def test_one_call_advances_many_clusters() -> None:
     cluster, workloads = make_cluster(), [random_workload(60, 12.0, seed) for seed in range(5)]
     plans = plan_replicas(cluster)
     clusters = Clusters([cluster] * 5, [plans] * 5, workloads, list(range(5)))
-    policies = PolicyTables([make_policy("random")] * 5)
+    policies = PolicyTables([make_policy("random")] * 5, len(plans))
     run_kernel(clusters.sims, policies.rows, np.zeros(5, np.int64), 1, 4)
     assert clusters.sims["status"].tolist() == [0, DONE, DONE, DONE, 0]
     run_kernel(clusters.sims, policies.rows, np.zeros(5, np.int64), 0, 5)
