@@ -1,77 +1,129 @@
-"""The live router's decisions, compiled: the simulator's policies on the live router's books."""
+"""The decision: one function from the books, a policy and a request to an action.
+
+Action 0 holds the request at the router, action k sends it to replica k - 1. The simulator calls `choose`
+inside its own kernel; a live router calls the entry points `decide` and `observe_now` through a `DECIDER`
+record, by which several policies can work on the same books.
+"""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
+from pointsman.compiled import jit
 from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import byte_list, float_table, row_accessor, single_list
-from pointsman.routing.booking import TO_PLACE, bring_up_to_date, entry_point, sim_at
-from pointsman.routing.heuristics import LEARNED, POLICY, choose, next_random, require_room
-from pointsman.routing.observation import keeps_holding, observe, slowdown_of, usual_excess
+from pointsman.compiled.memory import byte_list, row_accessor, single_list, single_table
+from pointsman.compiled.random import next_random
+from pointsman.inference.network import forward, network_at
+from pointsman.routing.booking import signals_of
+from pointsman.routing.features import NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
+from pointsman.routing.heuristics import LEARNED, choose_by_rule
+from pointsman.routing.legality import keeps_holding, prepare
+from pointsman.routing.observation import observe, slowdown_of, usual_excess
+from pointsman.routing.records import ASK, MEMORY, policy_at, router_at
 from pointsman.routing.sharing import merge_books
 from pointsman.routing.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
     KV_CAPACITY_TOKENS,
     MAX_PROMPT_TOKENS,
-    NUM_SIGNALS,
     OUTSTANDING,
     PREFILL_S_PER_TOKEN,
     STEP_FLOOR_S,
     STEP_SLOW_S,
 )
-from pointsman.simulator.state import NOBODY, request_at
+from pointsman.routing.streams import bring_up_to_date
 
+entry_point = partial(jit.entry_point, keeps_gil=True)
+
+HOLD = 0
 BROKEN = -1  # the policy's numbers are no numbers
-SAME_REQUEST_S = 1e-6  # two decisions are about one request if it arrived at the same time
-
-# Where a policy finds the books, and what it keeps from one decision to the next: several can share them.
-TURN = np.dtype(
-    [
-        ("sims", "i8"),  # [1] SIM
-        ("streams", "i8"),  # [R] STREAMS
-        ("policies", "i8"),  # [1] POLICY
-        ("rng", "i8"),
-        ("round_robin", "i8"),
-        ("scores", "i8"),  # [R] f8
-        ("credit", "i8"),  # [R] f8
-        ("max_hold_s", "f8"),
-        ("held_at", "f8"),  # when the request arrived that is held
-        ("held_prompt", "i8"),
-        ("hold_until", "f8"),
-        ("books", "i8"),  # of all processes (sharing.py)
-        ("num_books", "i8"),  # 1: nobody else's
-        ("own_book", "i8"),
-        ("merged", "i8"),  # [signal, R] f8, to add them up in
-    ],
-    align=True,
-)
 
 # A replica that is slower than calibrated stands out only where its steps are long enough to be measured.
 MIN_SLOW_STEP_S = 0.005
 
-turn_at = row_accessor(TURN)
-policy_at = row_accessor(POLICY)
+# A policy at work on a live router's books.
+DECIDER = np.dtype(
+    [
+        ("router", "i8"),  # [1] ROUTER
+        ("policy", "i8"),  # [1] POLICY
+        ("memory", MEMORY),
+        ("ask", ASK),
+        ("max_hold_s", "f8"),
+        ("books", "i8"),  # of all processes (sharing.py)
+        ("num_books", "i8"),  # 1: nobody else's
+        ("own_book", "i8"),
+        ("merged", "i8"),  # [NUM_SIGNALS, R] f8, to add them up in
+    ],
+    align=True,
+)
+
+decider_at = row_accessor(DECIDER)
 
 
 @kernel
-def ask(sim, policy, turn, request):
-    """The policy's action; a hold stands until there is room, or for as long as the policy says."""
-    is_held = request.num_prefill == turn.held_prompt
-    is_held = is_held and abs(request.arrived_at - turn.held_at) < SAME_REQUEST_S
-    sim.held_request = TO_PLACE if is_held else NOBODY
-    sim.hold_until = turn.hold_until
-    if policy.hold_s > 0.0 and keeps_holding(sim, policy):
-        return 0
-    action = choose(sim, policy)
-    if action == 0:
-        turn.held_at = request.arrived_at
-        turn.held_prompt = request.num_prefill
-        turn.hold_until = sim.now + policy.hold_s
-    return action
+def require_room(router, memory, policy):
+    """Entry points ask before a policy decides: beyond its working memory lies somebody else's."""
+    if memory.num_replicas < router.num_replicas:
+        raise ValueError("the policy's memory is for fewer replicas than there are")
+    if policy.kind == LEARNED and policy.max_replicas < router.num_replicas:
+        raise ValueError("the policy's working memory is for fewer replicas than there are")
+
+
+@kernel
+def choose(router, memory, policy, ask, now):
+    """The action for a request; 0 if no replica may take it; BROKEN if a network's logit is not a number."""
+    if policy.kind == LEARNED:
+        return choose_by_network(router, memory, policy, ask, now)
+    prepare(router, ask)
+    return choose_by_rule(router, memory, policy, ask, now)
+
+
+@kernel
+def choose_by_network(router, memory, policy, ask, now):
+    """The legal action with the highest logit."""
+    num_replicas = router.num_replicas
+    observe(router, policy, ask, now, num_replicas, policy.entities, policy.context, policy.legal)
+    entities = single_table(policy.entities, num_replicas, NUM_ENTITY_FEATURES)
+    context = single_list(policy.context, NUM_CONTEXT_FEATURES)
+    logits = single_list(policy.logits, num_replicas + 1)
+    legal = byte_list(policy.legal, num_replicas + 1)
+    forward(
+        network_at(policy.network, 0), entities, context, num_replicas, policy.scratch, policy.state, logits
+    )
+    best = BROKEN
+    for action in range(num_replicas + 1):
+        if legal[action]:
+            if not math.isfinite(logits[action]):
+                return BROKEN
+            if best < 0 or logits[action] > logits[best]:
+                best = action
+    return any_alike(router, memory, legal, best)
+
+
+@kernel
+def any_alike(router, memory, legal, action):
+    """The chosen replica or, if that has nothing to do, any other like it, at random.
+
+    Equal replicas without work differ by their past alone, to which a network always finds a reason to prefer
+    one: all the traffic of a quiet hour would go there.
+    """
+    signals = signals_of(router)
+    if action == HOLD or signals[OUTSTANDING, action - 1] != 0.0:
+        return action
+    usual = usual_excess(signals, router.num_replicas)
+    num_alike = 1
+    chosen = action
+    for other in range(1, router.num_replicas + 1):
+        if other == action or not legal[other] or not is_alike(signals, action - 1, other - 1):
+            continue
+        if not is_straggler(signals, other - 1, usual):
+            num_alike += 1
+            if next_random(memory) % num_alike == 0:
+                chosen = other
+    return chosen
 
 
 @kernel
@@ -91,93 +143,83 @@ def is_straggler(signals, k, usual):
 
 
 @kernel
-def any_alike(sim, policy, action):
-    """The network's choice or, if that has nothing to do, any other like it, at random.
-
-    Equal replicas without work differ by their past alone, to which a network always finds a reason to prefer
-    one: all the traffic of a quiet hour would go there. BROKEN if a logit is not a number.
-    """
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    logits = single_list(policy.logits, sim.num_replicas + 1)
-    legal = byte_list(policy.legal, sim.num_replicas + 1)
-    for other in range(sim.num_replicas + 1):
-        if legal[other] and not math.isfinite(logits[other]):
-            return BROKEN
-    if action == 0 or signals[OUTSTANDING, action - 1] != 0.0:
-        return action
-    usual = usual_excess(signals, sim.num_replicas)
-    num_alike = 1
-    chosen = action
-    for other in range(1, sim.num_replicas + 1):
-        if other == action or not legal[other] or not is_alike(signals, action - 1, other - 1):
-            continue
-        if not is_straggler(signals, other - 1, usual):
-            num_alike += 1
-            if next_random(sim) % num_alike == 0:
-                chosen = other
-    return chosen
+def decide_or_hold(router, memory, policy, ask, now):
+    """The action for a request that may have been held; a hold stands until there is room, or for a while."""
+    prepare(router, ask)
+    if keeps_holding(router, policy, ask, now):
+        return HOLD
+    action = choose(router, memory, policy, ask, now)
+    if action == HOLD:
+        ask.hold_until = now + policy.hold_s
+    return action
 
 
 @kernel
-def largest_prompt(sim, num_prefill):
-    """The prompt, cut to what the largest replica holds: it is for the server to refuse what is too long."""
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+def place(decider, router, prompt_tokens, session, max_tokens, arrived_at, hold_until, queue_size):
+    """The request that is decided about is this one."""
+    signals = signals_of(router)
+    # The prompt is cut to what the largest replica holds: it is for the server to refuse what is too long.
     largest = 1.0
-    for k in range(sim.num_replicas):
+    for k in range(router.num_replicas):
         if signals[ACCEPTING, k] > 0.0:
             largest = max(largest, min(signals[KV_CAPACITY_TOKENS, k], signals[MAX_PROMPT_TOKENS, k]))
-    return int(min(float(num_prefill), largest))
-
-
-@kernel
-def place(sim, num_prefill, session, waited_s, queue_size, max_hold_s):
-    """The request at the head of the router's queue is this one."""
-    request = request_at(sim.requests, TO_PLACE)
-    request.num_prefill = largest_prompt(sim, num_prefill)
-    request.arrived_at = sim.now - waited_s
-    request.session = session
-    sim.queue_head = TO_PLACE
-    sim.queue_size = queue_size
-    sim.max_hold_s = max_hold_s
+    ask = decider.ask
+    ask.prompt_tokens = int(min(float(prompt_tokens), largest))
+    ask.session = session
+    ask.max_tokens = max_tokens
+    ask.seen_tokens = 0
+    ask.arrived_at = arrived_at
+    ask.hold_until = hold_until
+    router.queue_size = queue_size
+    router.max_hold_s = decider.max_hold_s
 
 
 @entry_point
-def decide(turns, num_prefill, session, waited_s, queue_size, now):
-    """The policy's action for a request, 0 if no replica accepts any; BROKEN if the policy is."""
-    turn = turn_at(turns, 0)
-    sim = sim_at(turn.sims, 0)
-    policy = policy_at(turn.policies, 0)
-    require_room(sim, policy)
-    sim.now = now
-    if sim.num_accepting == 0:
-        return 0
-    for k in range(sim.num_replicas):
-        bring_up_to_date(sim, turn.streams, k)
-    place(sim, num_prefill, session, waited_s, queue_size, turn.max_hold_s)
-    own_signals = sim.signals
-    if turn.num_books > 1:
-        merge_books(own_signals, turn.merged, sim.num_replicas, turn.books, turn.num_books, turn.own_book)
-        sim.signals = turn.merged
-    sim.scores = turn.scores
-    sim.credit = turn.credit
-    sim.rng = turn.rng
-    sim.round_robin = turn.round_robin
-    action = ask(sim, policy, turn, request_at(sim.requests, TO_PLACE))
-    if policy.kind == LEARNED:
-        action = any_alike(sim, policy, action)
-    turn.rng = sim.rng
-    turn.round_robin = sim.round_robin
-    sim.signals = own_signals
+def decide(deciders, prompt_tokens, session, max_tokens, arrived_at, hold_until, queue_size, now):
+    """The policy's action for a request, 0 if no replica accepts any; BROKEN if the policy is.
+
+    deciders is an address, as everywhere here. A hold leaves `hold_until` in the decider's `ask`.
+    """
+    decider = decider_at(deciders, 0)
+    router = router_at(decider.router, 0)
+    policy = policy_at(decider.policy, 0)
+    require_room(router, decider.memory, policy)
+    if router.num_accepting == 0:
+        return HOLD
+    for k in range(router.num_replicas):
+        bring_up_to_date(router, k, now)
+    place(decider, router, prompt_tokens, session, max_tokens, arrived_at, hold_until, queue_size)
+    own_signals = router.signals
+    if decider.num_books > 1:
+        merge_books(
+            own_signals,
+            decider.merged,
+            router.num_replicas,
+            decider.books,
+            decider.num_books,
+            decider.own_book,
+        )
+        router.signals = decider.merged
+    action = decide_or_hold(router, decider.memory, policy, decider.ask, now)
+    router.signals = own_signals
     return action
 
 
 @entry_point
-def observe_now(turns, num_prefill, waited_s, queue_size, now, entities, context, legal):
+def observe_now(deciders, prompt_tokens, arrived_at, queue_size, now, entities, context, legal):
     """Fill entities [R, F] f4, context [C] f4 and legal [R + 1] bytes, all by address, without deciding."""
-    turn = turn_at(turns, 0)
-    sim = sim_at(turn.sims, 0)
-    sim.now = now
-    for k in range(sim.num_replicas):
-        bring_up_to_date(sim, turn.streams, k)
-    place(sim, num_prefill, NOBODY, waited_s, queue_size, turn.max_hold_s)
-    observe(sim, policy_at(turn.policies, 0), sim.num_replicas, entities, context, legal)
+    decider = decider_at(deciders, 0)
+    router = router_at(decider.router, 0)
+    for k in range(router.num_replicas):
+        bring_up_to_date(router, k, now)
+    place(decider, router, prompt_tokens, -1, 0, arrived_at, now, queue_size)
+    observe(
+        router,
+        policy_at(decider.policy, 0),
+        decider.ask,
+        now,
+        router.num_replicas,
+        entities,
+        context,
+        legal,
+    )

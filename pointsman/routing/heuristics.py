@@ -1,27 +1,21 @@
 """The heuristics, compiled: each reads the signal table and the request, and names a replica.
 
-`choose` returns an action: 0 holds the request, k sends it to replica k - 1. Most heuristics are a score,
-lowest wins, ties at random with the run's seed; adding one means adding a kind and a loop to `fill_scores`.
+Most are a score, lowest wins, ties at random with the run's seed. To add one: declare it here, and give it a
+branch in `fill_scores`, or in `choose_by_rule` if it is no score. One without a branch raises.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import byte_list, float_list, float_table, single_list, single_table
-from pointsman.inference.network import forward, network_at
-from pointsman.routing.observation import (
-    NUM_CONTEXT_FEATURES,
-    NUM_ENTITY_FEATURES,
-    delay_added,
-    has_memory,
-    has_room,
-    is_worth_sending,
-    observe,
-    slowdown_of,
-    usual_excess,
-)
+from pointsman.compiled.memory import float_list
+from pointsman.compiled.random import next_random
+from pointsman.routing.booking import derive_signals, signals_of
+from pointsman.routing.legality import can_take, has_memory, has_room, is_overdue, is_worth_sending
+from pointsman.routing.observation import delay_added, slowdown_of, usual_excess
 from pointsman.routing.signals import (
     CONTEXT_TOKENS,
     DECODE_S_PER_TOKEN,
@@ -34,219 +28,177 @@ from pointsman.routing.signals import (
     SCRAPED_KV_USE,
     WEIGHT,
 )
-from pointsman.simulator.book import derive_signals, length_class
-from pointsman.simulator.dispatch import can_take
-from pointsman.simulator.state import NUM_LENGTH_CLASSES, request_at
-
-(
-    EXTERNAL,
-    RANDOM,
-    ROUND_ROBIN,
-    WEIGHTED_ROUND_ROBIN,
-    LEAST_OUTSTANDING,
-    VIDUR_LOR,
-    POWER_OF_TWO,
-    LEAST_TOKENS,
-    LEAST_WORK,
-    LEAST_KV,
-    SESSION_AFFINITY,
-    HOLD_UNTIL_ROOM,
-    LINEAR_SCORE,
-    LEAST_DELAY,
-    LATE_BINDING,
-    LEARNED,
-) = range(16)
 
 FORBIDDEN = np.inf
 NUM_DRAWS = 64  # at random, before the replicas that may take the request are searched in order
+EXTERNAL, LEARNED = -1, -2  # kinds of policies that are none: decided outside the kernel, or by a network
 
 
-# A heuristic as the kernel wants it.
-POLICY = np.dtype(
-    [
-        ("kind", "i8"),
-        ("reads_derived", "i8"),
-        ("may_hold", "i8"),  # learned, as the next
-        ("hold_s", "f8"),  # a held request is decided anew when there is room, or after this
-        ("kv_limit", "f8"),  # room: share of the KV memory that may be booked
-        ("prefill_limit", "f8"),  # room: prompt tokens that may wait on a replica
-        ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score
-        # Learned: addresses of the network and of its working memory for this cluster.
-        ("network", "i8"),
-        ("max_replicas", "i8"),  # R: of the working memory
-        ("entities", "i8"),  # [R, F] f4
-        ("context", "i8"),  # [C] f4
-        ("legal", "i8"),  # [R + 1] u1
-        ("logits", "i8"),  # [R + 1] f4
-        ("scratch", "i8"),  # what `forward` asks for
-        ("state", "i8"),  # [W] f4: what a recurrent network remembers
-    ],
-    align=True,
+class Heuristic(NamedTuple):
+    kind: int
+    what: str
+
+
+HEURISTICS: dict[str, Heuristic] = {}
+
+
+def _heuristic(name: str, what: str) -> int:
+    """Declare the next heuristic; -> its kind."""
+    kind = len(HEURISTICS)
+    HEURISTICS[name] = Heuristic(kind, what)
+    return kind
+
+
+RANDOM = _heuristic("random", "any replica")
+ROUND_ROBIN = _heuristic("round-robin", "one after the other")
+WEIGHTED_ROUND_ROBIN = _heuristic(
+    "weighted-round-robin", "one after the other, faster replicas more often"
+)
+LEAST_OUTSTANDING = _heuristic("least-outstanding", "fewest requests sent and not finished")
+VIDUR_LOR = _heuristic(
+    "vidur-lor", "Vidur's: shortest queue on the server, ties to the lowest id (oracle signal)"
+)
+POWER_OF_TWO = _heuristic("power-of-two", "two at random, the one with fewer outstanding")
+LEAST_TOKENS = _heuristic("least-tokens", "fewest tokens: waiting prompts and running context")
+LEAST_WORK = _heuristic("least-work", "shortest estimated time to finish what it has, by its speed")
+LEAST_DELAY = _heuristic(
+    "least-delay", "least waiting added, for the request itself and for those already there"
+)
+LEAST_KV = _heuristic("least-kv", "lowest KV use by the last scrape")
+SESSION_AFFINITY = _heuristic(
+    "session-affinity", "a session stays on its replica; without one, least-outstanding"
+)
+HOLD_UNTIL_ROOM = _heuristic(
+    "hold-until-room", "hold at the router until a replica has room, then least-outstanding"
+)
+LATE_BINDING = _heuristic(
+    "late-binding", "least-delay, held at the router while no replica has room and few are held"
+)
+LINEAR_SCORE = _heuristic(
+    "linear-score", "lowest weighted sum of signals, weights from the configuration"
 )
 
 
 @kernel
-def next_random(sim):
-    """xorshift32, in integers that behave alike in Python and in machine code."""
-    x = sim.rng
-    x ^= (x << 13) & 0xFFFFFFFF
-    x ^= x >> 17
-    x ^= (x << 5) & 0xFFFFFFFF
-    sim.rng = x
-    return x
-
-
-@kernel
-def require_room(sim, policy):
-    """Entry points ask before a policy decides: beyond its working memory lies somebody else's."""
-    if policy.kind == LEARNED and policy.max_replicas < sim.num_replicas:
-        raise ValueError("the policy's working memory is for fewer replicas than the cluster has")
-
-
-@kernel
-def choose(sim, policy):
-    """The action for the oldest queued request; 0 if no replica may take it."""
-    i = sim.queue_head
-    request = request_at(sim.requests, i)
+def choose_by_rule(router, memory, policy, ask, now):
+    """The action of a heuristic: 0 holds, or no replica may take the request; k is replica k - 1."""
     kind = policy.kind
     if kind == RANDOM:
-        return any_of(sim, i) + 1
+        return any_of(router, memory, ask) + 1
     if kind == ROUND_ROBIN:
-        k = first_from(sim, sim.round_robin % sim.num_replicas, i)
-        sim.round_robin = k + 1
+        k = first_from(router, memory.round_robin % router.num_replicas, ask)
+        memory.round_robin = k + 1
         return k + 1
     if kind == WEIGHTED_ROUND_ROBIN:
-        return smooth_round_robin(sim, i) + 1
+        return smooth_round_robin(router, memory, ask) + 1
     if kind == POWER_OF_TWO:
-        return less_of_two(sim, i) + 1
-    if kind == LEARNED:
-        return by_network(sim, policy)
-    if kind == SESSION_AFFINITY and request.session >= 0:
-        return by_session(sim, int(request.session), i) + 1
-    scores = float_list(sim.scores, sim.num_replicas)
+        return less_of_two(router, memory, ask) + 1
+    if kind == SESSION_AFFINITY and ask.session >= 0:
+        return by_session(router, ask) + 1
+    scores = float_list(memory.scores, router.num_replicas)
     if policy.reads_derived:
-        derive_signals(sim)
-    fill_scores(sim, policy, scores, request.num_prefill)
-    size = request.num_prefill + request.num_decode
-    if size > sim.fits_anywhere or sim.num_accepting < sim.num_replicas:
-        forbid(sim, scores, i)
-    is_overdue = sim.now - request.arrived_at >= sim.max_hold_s
-    if not is_overdue:
+        derive_signals(router, now)
+    fill_scores(router, policy, scores, ask)
+    if ask.needs_tokens > router.fits_anywhere or router.num_accepting < router.num_replicas:
+        forbid(router, scores, ask)
+    if not is_overdue(router, ask, now):
         if kind == HOLD_UNTIL_ROOM:
-            forbid_without_room(sim, policy, scores, request.num_prefill)
+            forbid_without_room(router, policy, scores, ask)
         elif kind == LATE_BINDING:
-            forbid_binding_early(sim, policy, scores, request.num_prefill)
-    return lowest(sim, scores, kind != VIDUR_LOR) + 1
+            forbid_binding_early(router, policy, scores, ask)
+    return lowest(memory, scores, kind != VIDUR_LOR) + 1
 
 
 @kernel
-def by_network(sim, policy):
-    """The legal action with the highest logit."""
-    num_replicas = sim.num_replicas
-    observe(sim, policy, num_replicas, policy.entities, policy.context, policy.legal)
-    entities = single_table(policy.entities, num_replicas, NUM_ENTITY_FEATURES)
-    context = single_list(policy.context, NUM_CONTEXT_FEATURES)
-    logits = single_list(policy.logits, num_replicas + 1)
-    legal = byte_list(policy.legal, num_replicas + 1)
-    network = network_at(policy.network, 0)
-    forward(network, entities, context, num_replicas, policy.scratch, policy.state, logits)
-    best = -1
-    for action in range(num_replicas + 1):
-        if legal[action] and (best < 0 or logits[action] > logits[best]):
-            best = action
-    return best
-
-
-@kernel
-def fill_scores(sim, policy, scores, num_prefill):
+def fill_scores(router, policy, scores, ask):
     """One loop for each kind, so that it stays a plain pass over rows of the table."""
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    signals = signals_of(router)
     kind = policy.kind
-    if kind == VIDUR_LOR:
-        for k in range(sim.num_replicas):
+    if kind in (LEAST_OUTSTANDING, SESSION_AFFINITY, HOLD_UNTIL_ROOM):
+        for k in range(router.num_replicas):
+            scores[k] = signals[OUTSTANDING, k]
+    elif kind == VIDUR_LOR:
+        for k in range(router.num_replicas):
             scores[k] = signals[QUEUE_LENGTH, k]
     elif kind == LEAST_TOKENS:
-        for k in range(sim.num_replicas):
+        for k in range(router.num_replicas):
             scores[k] = signals[PENDING_PREFILL_TOKENS, k] + signals[CONTEXT_TOKENS, k]
     elif kind == LEAST_WORK:
-        for k in range(sim.num_replicas):
-            prefill_s = (signals[PENDING_PREFILL_TOKENS, k] + num_prefill) * signals[PREFILL_S_PER_TOKEN, k]
+        for k in range(router.num_replicas):
+            prefill_s = (signals[PENDING_PREFILL_TOKENS, k] + ask.prompt_tokens) * signals[PREFILL_S_PER_TOKEN, k]
             scores[k] = prefill_s + signals[EXPECTED_TOKENS, k] * signals[DECODE_S_PER_TOKEN, k]
     elif kind in (LEAST_DELAY, LATE_BINDING):
-        output = float_list(sim.output_estimate, NUM_LENGTH_CLASSES)[length_class(num_prefill)]
-        usual = usual_excess(signals, sim.num_replicas)
-        for k in range(sim.num_replicas):
+        usual = usual_excess(signals, router.num_replicas)
+        for k in range(router.num_replicas):
             slowdown = slowdown_of(signals, k, usual)
-            scores[k] = delay_added(signals, k, num_prefill, output, slowdown)
+            scores[k] = delay_added(signals, k, ask.prompt_tokens, ask.expected_output, slowdown)
     elif kind == LEAST_KV:
-        for k in range(sim.num_replicas):
+        for k in range(router.num_replicas):
             scores[k] = signals[SCRAPED_KV_USE, k]
     elif kind == LINEAR_SCORE:
         weights = float_list(policy.weights, NUM_SIGNALS)
-        for k in range(sim.num_replicas):
+        for k in range(router.num_replicas):
             scores[k] = 0.0
         for row in range(NUM_SIGNALS):
             if weights[row] != 0.0:
-                for k in range(sim.num_replicas):
+                for k in range(router.num_replicas):
                     scores[k] += weights[row] * signals[row, k]
     else:
-        for k in range(sim.num_replicas):
-            scores[k] = signals[OUTSTANDING, k]
+        raise ValueError("a heuristic without a score")
 
 
 @kernel
-def forbid(sim, scores, i):
-    for k in range(sim.num_replicas):
-        if not can_take(sim, k, i):
+def forbid(router, scores, ask):
+    for k in range(router.num_replicas):
+        if not can_take(router, k, ask):
             scores[k] = FORBIDDEN
 
 
 @kernel
-def forbid_without_room(sim, policy, scores, num_prefill):
+def forbid_without_room(router, policy, scores, ask):
     """Only replicas that would start the request at once, as far as the router can tell, are left."""
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    for k in range(sim.num_replicas):
-        if not has_room(signals, k, num_prefill, policy.kv_limit, policy.prefill_limit):
+    signals = signals_of(router)
+    for k in range(router.num_replicas):
+        if not has_room(signals, k, ask.prompt_tokens, policy):
             scores[k] = FORBIDDEN
 
 
 @kernel
-def forbid_binding_early(sim, policy, scores, num_prefill):
+def forbid_binding_early(router, policy, scores, ask):
     """The request is held until some replica is worth it; never is it sent where memory is full."""
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    signals = signals_of(router)
     is_held = True
-    for k in range(sim.num_replicas):
-        if scores[k] != FORBIDDEN and is_worth_sending(
-            sim, signals, k, num_prefill, policy.kv_limit, policy.prefill_limit
-        ):
+    for k in range(router.num_replicas):
+        if scores[k] != FORBIDDEN and is_worth_sending(router, policy, k, ask):
             is_held = False
-    for k in range(sim.num_replicas):
-        if is_held or not has_memory(signals, k, num_prefill, policy.kv_limit):
+    for k in range(router.num_replicas):
+        if is_held or not has_memory(signals, k, ask.prompt_tokens, policy.kv_limit):
             scores[k] = FORBIDDEN
 
 
 @kernel
-def lowest(sim, scores, is_tie_random):
+def lowest(memory, scores, is_tie_random):
     """The replica with the lowest score, or -1 if all are forbidden."""
+    num_replicas = len(scores)
     # Four minima side by side do not wait for each other; with 1,024 replicas this is what a decision costs.
     a = b = c = d = FORBIDDEN
     k = 0
-    while k + 3 < sim.num_replicas:
+    while k + 3 < num_replicas:
         a = min(a, scores[k])
         b = min(b, scores[k + 1])
         c = min(c, scores[k + 2])
         d = min(d, scores[k + 3])
         k += 4
-    while k < sim.num_replicas:
+    while k < num_replicas:
         a = min(a, scores[k])
         k += 1
     best = min(min(a, b), min(c, d))
     if best == FORBIDDEN:
         return -1
     num_ties = 0
-    for k in range(sim.num_replicas):
+    for k in range(num_replicas):
         num_ties += scores[k] == best
-    skip = next_random(sim) % num_ties if is_tie_random and num_ties > 1 else 0
+    skip = next_random(memory) % num_ties if is_tie_random and num_ties > 1 else 0
     k = 0
     while scores[k] != best or skip > 0:
         if scores[k] == best:
@@ -256,35 +208,35 @@ def lowest(sim, scores, is_tie_random):
 
 
 @kernel
-def any_of(sim, i):
+def any_of(router, memory, ask):
     """A random replica that may take the request, or -1."""
     for _ in range(NUM_DRAWS):
-        k = next_random(sim) % sim.num_replicas
-        if can_take(sim, k, i):
+        k = next_random(memory) % router.num_replicas
+        if can_take(router, k, ask):
             return k
-    return first_from(sim, next_random(sim) % sim.num_replicas, i)
+    return first_from(router, next_random(memory) % router.num_replicas, ask)
 
 
 @kernel
-def first_from(sim, start, i):
+def first_from(router, start, ask):
     """The first replica from `start` on, in a circle, that may take the request, or -1."""
-    num_replicas = sim.num_replicas
+    num_replicas = router.num_replicas
     for offset in range(num_replicas):
         k = (start + offset) % num_replicas
-        if can_take(sim, k, i):
+        if can_take(router, k, ask):
             return k
     return -1
 
 
 @kernel
-def smooth_round_robin(sim, i):
+def smooth_round_robin(router, memory, ask):
     """Each replica earns its weight a turn; the richest is served and pays for the round."""
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    credit = float_list(sim.credit, sim.num_replicas)
+    signals = signals_of(router)
+    credit = float_list(memory.credit, router.num_replicas)
     best = -1
     total = 0.0
-    for k in range(sim.num_replicas):
-        if can_take(sim, k, i):
+    for k in range(router.num_replicas):
+        if can_take(router, k, ask):
             credit[k] += signals[WEIGHT, k]
             total += signals[WEIGHT, k]
             if best < 0 or credit[k] > credit[best]:
@@ -295,27 +247,27 @@ def smooth_round_robin(sim, i):
 
 
 @kernel
-def less_of_two(sim, i):
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    first = any_of(sim, i)
-    second = any_of(sim, i)
+def less_of_two(router, memory, ask):
+    signals = signals_of(router)
+    first = any_of(router, memory, ask)
+    second = any_of(router, memory, ask)
     for _ in range(NUM_DRAWS):
         if second != first:
             break
-        second = any_of(sim, i)
+        second = any_of(router, memory, ask)
     if first < 0:
         return -1
     return second if signals[OUTSTANDING, second] < signals[OUTSTANDING, first] else first
 
 
 @kernel
-def by_session(sim, session, i):
+def by_session(router, ask):
     """Rendezvous hashing: a session stays where it is unless its own replica goes away."""
     best = -1
     best_hash = -1
-    for k in range(sim.num_replicas):
-        if can_take(sim, k, i):
-            value = mix(session * 65_537 + k * 257 + 1)
+    for k in range(router.num_replicas):
+        if can_take(router, k, ask):
+            value = mix(int(ask.session) * 65_537 + k * 257 + 1)
             if value > best_hash:
                 best = k
                 best_hash = value

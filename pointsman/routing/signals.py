@@ -1,7 +1,10 @@
 """The table every routing decision is made from: one row a signal, one column a replica.
 
-Policies see signals and nothing else. The simulator fills the table here; the live router fills the same
-table, so a policy never knows which of the two it drives. Where a value comes from says how far to trust it:
+Policies see signals and nothing else. The simulator and the live router fill the table through the same books
+(booking.py), so a policy never knows which of the two it drives. Each signal is declared here, once; its row,
+the documentation and the way in which several processes put their books together follow from that.
+
+Where a value comes from says how far to trust it:
 
 - `own`: the router's book-keeping of what it sent and what came back. Exact.
 - `scraped`: the servers' gauges, late by the scrape interval and its delay, and they only move when an
@@ -15,88 +18,94 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+OWN, SCRAPED, STATIC, DERIVED, ORACLE = "own", "scraped", "static", "derived", "oracle"
+
+# How the books of several processes become one: each knows a part of the sum; each measures by its own
+# requests, and takes over what it has not measured; or each has all of it.
+SUM, MEASURED, SAME = "sum", "measured", "same"
+
 
 class Signal(NamedTuple):
     name: str
     unit: str
     source: str
+    across: str
     meaning: str
 
 
-SIGNALS = (
-    Signal("outstanding", "requests", "own", "sent and not finished"),
-    Signal("waiting", "requests", "own", "sent, first token not seen yet"),
-    Signal("decoding", "requests", "own", "first token seen, not finished"),
-    Signal("pending_prefill_tokens", "tokens", "own", "prompt tokens of the waiting requests"),
-    Signal("context_tokens", "tokens", "own", "prompt and generated tokens of the decoding requests"),
-    Signal("expected_tokens", "tokens", "own", "estimated output of the outstanding requests"),
-    Signal("generated_tokens", "tokens", "own", "output seen so far of the outstanding requests"),
-    Signal("sent_at_sum", "s", "own", "sum of the times at which the waiting requests were sent"),
-    Signal("ttft_s", "s", "own", "moving average of the time from sending to the first token"),
-    Signal("ttft_slow_s", "s", "own", "the same over a longer past"),
-    Signal("step_s", "s", "own", "moving average of the time between two tokens of a stream"),
-    Signal("step_slow_s", "s", "own", "the same over a longer past"),
-    Signal("token_rate", "tokens/s", "own", "moving average of the output tokens seen per second"),
-    Signal("token_rate_slow", "tokens/s", "own", "the same over a longer past"),
-    Signal("accepting", "0 or 1", "own", "healthy and not draining"),
-    Signal("scraped_running", "requests", "scraped", "requests the server says it is running"),
-    Signal("scraped_waiting", "requests", "scraped", "requests the server says are queued"),
-    Signal("scraped_kv_use", "share", "scraped", "KV blocks in use"),
-    Signal("scraped_at", "s", "scraped", "when these values were read on the server"),
-    Signal("kv_capacity_tokens", "tokens", "static", "KV memory"),
-    Signal("max_prompt_tokens", "tokens", "static", "longest prompt it takes"),
-    Signal("prefill_s_per_token", "s/token", "static", "calibrated: marginal time of a prompt token"),
-    Signal("decode_s_per_token", "s/token", "static", "calibrated: what one more sequence adds to a step"),
-    Signal("step_floor_s", "s", "static", "calibrated: time of the smallest step"),
-    Signal("weight", "share", "static", "this replica's share of the cluster's capacity, mean 1"),
-    Signal("mean_wait_s", "s", "derived", "mean age of the waiting requests"),
-    Signal("oldest_wait_s", "s", "derived", "age of the oldest waiting request"),
-    Signal("kv_use", "share", "derived", "tokens of the outstanding requests over KV memory"),
-    Signal("remaining_tokens", "tokens", "derived", "estimated output still to come"),
-    Signal("prefill_backlog_s", "s", "derived", "time to prefill what waits"),
-    Signal("work_s", "s", "derived", "estimated time to drain everything outstanding"),
-    Signal("ttft_trend_s", "s", "derived", "short minus long moving average of the time to first token"),
-    Signal("token_rate_trend", "tokens/s", "derived", "short minus long moving average of the token rate"),
-    Signal("scrape_age_s", "s", "derived", "age of the scraped values"),
-    Signal("queue_length", "requests", "oracle", "the server's own queue at this instant"),
-)
+_declared: list[Signal] = []
 
+
+def _signal(name: str, unit: str, source: str, across: str, meaning: str) -> int:
+    """Declare the next row of the table; -> its number."""
+    _declared.append(Signal(name, unit, source, across, meaning))
+    return len(_declared) - 1
+
+
+OUTSTANDING = _signal("outstanding", "requests", OWN, SUM, "sent and not finished")
+WAITING = _signal("waiting", "requests", OWN, SUM, "sent, first token not seen yet")
+DECODING = _signal("decoding", "requests", OWN, SUM, "first token seen, not finished")
+PENDING_PREFILL_TOKENS = _signal(
+    "pending_prefill_tokens", "tokens", OWN, SUM, "prompt tokens of the waiting requests"
+)
+CONTEXT_TOKENS = _signal(
+    "context_tokens", "tokens", OWN, SUM, "prompt and generated tokens of the decoding requests"
+)
+EXPECTED_TOKENS = _signal(
+    "expected_tokens", "tokens", OWN, SUM, "estimated output of the outstanding requests"
+)
+GENERATED_TOKENS = _signal(
+    "generated_tokens", "tokens", OWN, SUM, "output seen so far of the outstanding requests"
+)
+SENT_AT_SUM = _signal(
+    "sent_at_sum", "s", OWN, SUM, "sum of the times at which the waiting requests were sent"
+)
+TTFT_S = _signal(
+    "ttft_s", "s", OWN, MEASURED, "moving average of the time from sending to the first token"
+)
+TTFT_SLOW_S = _signal("ttft_slow_s", "s", OWN, MEASURED, "the same over a longer past")
+STEP_S = _signal("step_s", "s", OWN, MEASURED, "moving average of the time between two tokens of a stream")
+STEP_SLOW_S = _signal("step_slow_s", "s", OWN, MEASURED, "the same over a longer past")
+TOKEN_RATE = _signal(
+    "token_rate", "tokens/s", OWN, SUM, "moving average of the output tokens seen per second"
+)
+TOKEN_RATE_SLOW = _signal("token_rate_slow", "tokens/s", OWN, SUM, "the same over a longer past")
+ACCEPTING = _signal("accepting", "0 or 1", OWN, SAME, "healthy and not draining")
+SCRAPED_RUNNING = _signal(
+    "scraped_running", "requests", SCRAPED, SAME, "requests the server says it is running"
+)
+SCRAPED_WAITING = _signal(
+    "scraped_waiting", "requests", SCRAPED, SAME, "requests the server says are queued"
+)
+SCRAPED_KV_USE = _signal("scraped_kv_use", "share", SCRAPED, SAME, "KV blocks in use")
+SCRAPED_AT = _signal("scraped_at", "s", SCRAPED, SAME, "when these values were read on the server")
+KV_CAPACITY_TOKENS = _signal("kv_capacity_tokens", "tokens", STATIC, SAME, "KV memory")
+MAX_PROMPT_TOKENS = _signal("max_prompt_tokens", "tokens", STATIC, SAME, "longest prompt it takes")
+PREFILL_S_PER_TOKEN = _signal(
+    "prefill_s_per_token", "s/token", STATIC, SAME, "calibrated: marginal time of a prompt token"
+)
+DECODE_S_PER_TOKEN = _signal(
+    "decode_s_per_token", "s/token", STATIC, SAME, "calibrated: what one more sequence adds to a step"
+)
+STEP_FLOOR_S = _signal("step_floor_s", "s", STATIC, SAME, "calibrated: time of the smallest step")
+WEIGHT = _signal("weight", "share", STATIC, SAME, "this replica's share of the cluster's capacity, mean 1")
+MEAN_WAIT_S = _signal("mean_wait_s", "s", DERIVED, SAME, "mean age of the waiting requests")
+OLDEST_WAIT_S = _signal("oldest_wait_s", "s", DERIVED, SAME, "age of the oldest waiting request")
+KV_USE = _signal("kv_use", "share", DERIVED, SAME, "tokens of the outstanding requests over KV memory")
+REMAINING_TOKENS = _signal("remaining_tokens", "tokens", DERIVED, SAME, "estimated output still to come")
+PREFILL_BACKLOG_S = _signal("prefill_backlog_s", "s", DERIVED, SAME, "time to prefill what waits")
+WORK_S = _signal("work_s", "s", DERIVED, SAME, "estimated time to drain everything outstanding")
+TTFT_TREND_S = _signal(
+    "ttft_trend_s", "s", DERIVED, SAME, "short minus long moving average of the time to first token"
+)
+TOKEN_RATE_TREND = _signal(
+    "token_rate_trend", "tokens/s", DERIVED, SAME, "short minus long moving average of the token rate"
+)
+SCRAPE_AGE_S = _signal("scrape_age_s", "s", DERIVED, SAME, "age of the scraped values")
+QUEUE_LENGTH = _signal("queue_length", "requests", ORACLE, SAME, "the server's own queue at this instant")
+
+SIGNALS = tuple(_declared)
 NUM_SIGNALS = len(SIGNALS)
-SIGNAL_INDEX = {signal.name: index for index, signal in enumerate(SIGNALS)}
-(
-    OUTSTANDING,
-    WAITING,
-    DECODING,
-    PENDING_PREFILL_TOKENS,
-    CONTEXT_TOKENS,
-    EXPECTED_TOKENS,
-    GENERATED_TOKENS,
-    SENT_AT_SUM,
-    TTFT_S,
-    TTFT_SLOW_S,
-    STEP_S,
-    STEP_SLOW_S,
-    TOKEN_RATE,
-    TOKEN_RATE_SLOW,
-    ACCEPTING,
-    SCRAPED_RUNNING,
-    SCRAPED_WAITING,
-    SCRAPED_KV_USE,
-    SCRAPED_AT,
-    KV_CAPACITY_TOKENS,
-    MAX_PROMPT_TOKENS,
-    PREFILL_S_PER_TOKEN,
-    DECODE_S_PER_TOKEN,
-    STEP_FLOOR_S,
-    WEIGHT,
-    MEAN_WAIT_S,
-    OLDEST_WAIT_S,
-    KV_USE,
-    REMAINING_TOKENS,
-    PREFILL_BACKLOG_S,
-    WORK_S,
-    TTFT_TREND_S,
-    TOKEN_RATE_TREND,
-    SCRAPE_AGE_S,
-    QUEUE_LENGTH,
-) = range(NUM_SIGNALS)
+SIGNAL_INDEX = {signal.name: row for row, signal in enumerate(SIGNALS)}
+SUMMED_ROWS = tuple(row for row, signal in enumerate(SIGNALS) if signal.across == SUM)
+MEASURED_ROWS = tuple(row for row, signal in enumerate(SIGNALS) if signal.across == MEASURED)

@@ -68,7 +68,7 @@ def test_a_failed_write_leaves_the_old_file(saved: Path, monkeypatch: pytest.Mon
     def full_disk(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full_disk)
+    monkeypatch.setattr(module.files.os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
         save_checkpoint(saved, make_checkpoint(width=32))
     assert saved.read_bytes() == before

@@ -16,10 +16,13 @@ from pointsman.envs.jobs import JobsEnv, JobsSpec, make_clusters
 from pointsman.evaluation.jobs import JobsJudge
 from pointsman.jobs.clusters import PolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
-from pointsman.jobs.rollout import play_all
+from pointsman.jobs.observation import job_space
+from pointsman.jobs.rollout import advise, play_all
 from pointsman.jobs.state import FINISHED
 from pointsman.jobs.table import Jobs
 from pointsman.jobs.workload import draw_jobs
+from pointsman.inference.checkpoint import Checkpoint, NetworkSpec, _inference_shapes
+from pointsman.simulator import jit
 
 from . import interpreted
 from .factories import Pair, random_jobs
@@ -168,6 +171,24 @@ def test_the_same_without_compilation() -> None:
         check=True,
     )
     assert done.stdout.split() == interpreted.digests()
+
+
+def test_working_memory_is_for_the_window_there_is() -> None:
+    """Beyond its end lies somebody else's memory."""
+    spec = JobsSpec(window=8)
+    space = job_space(spec.num_gpus, spec.window, has_all=True)
+    network = NetworkSpec(width=8, depth=1)
+    arrays = {name: np.zeros(shape, np.float32) for name, shape in _inference_shapes(network, space)}
+    checkpoint = Checkpoint(network, space, arrays, {})
+    clusters = make_clusters(spec, 1)
+    clusters.load(0, draw_jobs(spec.workload, spec.num_gpus, 0), 0)
+    with pytest.raises(ValueError, match="a window of 0 jobs"):
+        PolicyTables(checkpoint, 1, window=0)
+    actions = np.zeros(1, np.int64)
+    for entry_point in (play_all, advise):
+        with pytest.raises(ValueError, match="fewer jobs"):
+            entry_point(clusters.sims, PolicyTables(checkpoint, 1, window=7).rows, actions, 0, 1)
+    advise(clusters.sims, PolicyTables(checkpoint, 1, window=8).rows, actions, 0, 1)
 
 
 def test_the_ideal_that_a_critic_sees_is_what_perfect_packing_earns() -> None:

@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
+from simulator.factories import make_cluster, make_workload
 
 from pointsman.errors import InputError
 from pointsman.routing.policy import HEURISTICS, PolicySpec, PolicyTables
 from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX
+from pointsman.simulator.run import advise, run
+from pointsman.routing.policy import HEURISTICS, PolicySpec, PolicyTables
+from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX
+from pointsman.simulator.cluster import Clusters
+from pointsman.simulator.plan import plan_replicas
+from pointsman.simulator.state import DONE
 from pointsman.spec import parse_spec
+
+from .learned import make_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -48,3 +60,34 @@ def test_weights_reach_the_row_of_their_signal() -> None:
     weights = (ctypes.c_double * NUM_SIGNALS).from_address(int(tables.rows[1].weights))
     assert weights[SIGNAL_INDEX["kv_use"]] == 2.0
     assert sum(weights) == 3.0
+
+
+def test_working_memory_is_for_the_replicas_there_are() -> None:
+    """Beyond its end lies somebody else's memory: a learned policy for no replicas ended in a crash."""
+    with pytest.raises(ValueError, match="for 0 replicas"):
+        PolicyTables([make_checkpoint()], max_replicas=0)
+    cluster = make_cluster(replicas=3)
+    clusters = Clusters([cluster], [plan_replicas(cluster)], [make_workload([0.0])], [0])
+    actions = np.zeros(1, np.int64)
+    for max_replicas in (1, 2):
+        tables = PolicyTables([make_checkpoint()], max_replicas)
+        for entry_point in (run, advise):
+            with pytest.raises(ValueError, match="fewer replicas"):
+                entry_point(clusters.sims, tables.rows, actions, 0, 1)
+    run(clusters.sims, PolicyTables([make_checkpoint()], max_replicas=3).rows, actions, 0, 1)
+    assert clusters.sims[0].status == DONE
+
+
+def test_rows_of_tables_that_are_gone_keep_their_memory() -> None:
+    checkpoint = make_checkpoint(width=256)
+    num_bytes = sum(array.nbytes for array in checkpoint.arrays.values() if array.ndim == 2)
+    tracemalloc.start()
+    try:
+        rows = PolicyTables([checkpoint], max_replicas=4).rows
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] > num_bytes
+        del rows
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < num_bytes / 4
+    finally:
+        tracemalloc.stop()

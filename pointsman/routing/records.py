@@ -1,0 +1,126 @@
+"""What a router remembers, in flat records that compiled code reaches by address (compiled/memory.py).
+
+`ROUTER` is the router: the signal table and the books behind it. It has an `ACCOUNT` for each replica and a
+`TICKET` for each request that it sent and that is not over. `ASK` is the request that a decision is about, as
+a policy may see it: how long its answer will be is in none of these records, so nobody can look. `POLICY` is a
+policy, and `MEMORY` what it keeps from one decision to the next, so that several can work on the same books.
+
+Letters: R replicas, F and C features of a replica and of the context.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pointsman.compiled.memory import row_accessor
+
+NEVER = -1.0  # a time that has not come yet
+NOBODY = -1  # a request, a replica or a session that does not exist
+UNKNOWN = 0  # a limit on the output that nobody gave
+
+NUM_LENGTH_CLASSES = 24  # output lengths are estimated for each power of two of the prompt length
+INITIAL_OUTPUT_ESTIMATE = 256
+
+ROUTER = np.dtype(
+    [
+        ("signals", "i8"),  # [NUM_SIGNALS, R] f8
+        ("accounts", "i8"),  # [R] ACCOUNT
+        ("tickets", "i8"),  # [T] TICKET
+        ("output_estimate", "i8"),  # [NUM_LENGTH_CLASSES] f8
+        ("num_replicas", "i8"),
+        ("num_accepting", "i8"),
+        ("queue_size", "i8"),  # requests at the router, the one to place among them
+        ("fits_anywhere", "f8"),  # tokens; a request that needs no more may go to any replica
+        ("max_hold_s", "f8"),  # after this a request must be sent
+    ],
+    align=True,
+)
+
+# What the router keeps of a replica beside its signals.
+ACCOUNT = np.dtype(
+    [
+        # Tickets without a first token, in the order in which they were sent.
+        ("waiting_head", "i8"),
+        ("waiting_tail", "i8"),
+        ("num_silent", "i8"),  # of those, how many do not stream
+        ("rate_since", "f8"),
+        ("rate_tokens", "i8"),  # seen since then
+        # Tokens that came at one instant are booked together, as those of one step.
+        ("tokens_at", "f8"),
+        ("num_tokens", "i8"),
+        ("last_step_at", "f8"),
+        ("scraped_at", "f8"),  # when the server's gauges were last read
+        ("steps", "i8"),  # [2, NUM_STEPS] f8: streams that decoded and length of the last steps; 0: not kept
+        ("num_steps", "i8"),  # that were ever written there
+    ],
+    align=True,
+)
+
+TICKET = np.dtype(
+    [
+        ("sent_at", "f8"),
+        ("last_token_at", "f8"),
+        ("assumed_start_at", "f8"),  # when a request that does not stream is taken to have its first token
+        ("replica", "i4"),
+        ("prompt_tokens", "i4"),
+        ("expected_output", "i4"),  # when it was sent
+        ("num_output", "i4"),  # tokens seen
+        ("before", "i4"),  # its neighbours among the waiting
+        ("after", "i4"),
+        ("is_started", "i4"),  # its first token was seen, or must have come
+    ],
+    align=True,
+)
+
+ASK = np.dtype(
+    [
+        ("arrived_at", "f8"),
+        ("hold_until", "f8"),  # the last decision was to hold it; that stands until there is room, or until then
+        ("prompt_tokens", "i8"),
+        ("max_tokens", "i8"),  # of output, by its client; UNKNOWN
+        ("seen_tokens", "i8"),  # prompt and output it had reached where it was tried before
+        ("session", "i8"),
+        # Filled by `prepare`.
+        ("expected_output", "f8"),  # by the router's estimate
+        ("needs_tokens", "f8"),  # of KV memory that a replica must have to take it
+    ],
+    align=True,
+)
+
+POLICY = np.dtype(
+    [
+        ("kind", "i8"),
+        ("reads_derived", "i8"),
+        ("may_hold", "i8"),  # learned, as the next
+        ("hold_s", "f8"),  # a held request is decided anew when there is room, or after this
+        ("kv_limit", "f8"),  # room: share of the KV memory that may be booked
+        ("prefill_limit", "f8"),  # room: prompt tokens that may wait on a replica
+        ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score
+        # Learned: addresses of the network and of its working memory for this router.
+        ("network", "i8"),
+        ("max_replicas", "i8"),  # R: of the working memory
+        ("entities", "i8"),  # [R, F] f4
+        ("context", "i8"),  # [C] f4
+        ("legal", "i8"),  # [R + 1] u1
+        ("logits", "i8"),  # [R + 1] f4
+        ("scratch", "i8"),  # what `forward` asks for
+        ("state", "i8"),  # [W] f4: what a recurrent network remembers
+    ],
+    align=True,
+)
+
+MEMORY = np.dtype(
+    [
+        ("rng", "i8"),
+        ("round_robin", "i8"),  # whose turn it is
+        ("num_replicas", "i8"),  # R: of the two tables
+        ("scores", "i8"),  # [R] f8: of the last decision
+        ("credit", "i8"),  # [R] f8: of the weighted round robin
+    ],
+    align=True,
+)
+
+router_at = row_accessor(ROUTER)
+account_at = row_accessor(ACCOUNT)
+ticket_at = row_accessor(TICKET)
+policy_at = row_accessor(POLICY)
