@@ -66,6 +66,11 @@ def kernel(function: Callable[..., Any]) -> Any:
     return numba.njit(function, **INNER)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """Like `kernel`, for functions that return an array: compiled where they are called."""
+    return numba.njit(function, inline="always", **INNER)
+
+
 def entry_point(function: Callable[..., Any], *, keeps_gil: bool = False, **options: Any) -> Any:
     """Compile with a cache on disk. `keeps_gil`: it takes no time; `options` are numba's."""
     dispatcher = numba.njit(function, nogil=not keeps_gil, cache=True, **options)

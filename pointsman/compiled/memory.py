@@ -130,6 +130,23 @@ def array_at(address: int, dtype: Any, count: int, first: int = 0) -> Any:
     return array.view(np.recarray) if dtype.names else array
 
 
+if IS_INTERPRETED:
+
+    def read_in_order(address: int) -> int:
+        """The i8 there, read after everything before and before everything after, whoever may write it."""
+        return int(array_at(address, np.int64, 1)[0])
+
+else:
+
+    @intrinsic
+    def read_in_order(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            pointer = builder.inttoptr(arguments[0], context.get_value_type(types.int64).as_pointer())
+            return builder.load_atomic(pointer, ordering="seq_cst", align=8)
+
+        return types.int64(types.int64), generate
+
+
 byte_list = array_accessor(np.uint8, 1)
 int_list = array_accessor(np.int32, 1)
 long_list = array_accessor(np.int64, 1)

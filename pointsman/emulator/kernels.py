@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pointsman.compiled.jit import entry_point, kernel
 from pointsman.compiled.memory import int_list, row_accessor
+from pointsman.routing.booking import book_failed
+from pointsman.routing.records import NEVER, NOBODY
 from pointsman.simulator.dispatch import act, arrive
 from pointsman.simulator.loop import advance
 from pointsman.simulator.sequences import remove_waiting
 from pointsman.simulator.state import (
     DECISION,
-    NEVER,
-    NOBODY,
     READY,
     SIM,
     batch_at,
@@ -54,7 +54,8 @@ def admit(sims, i, num_prefill, num_decode, now):
     request.processed = request.restarts = 0
     request.replica = NOBODY
     request.session = NOBODY
-    request.is_decoding = request.is_in_flight = request.is_first_token_seen = request.is_fresh = 0
+    request.seen = 0
+    request.is_decoding = request.is_in_flight = request.is_fresh = 0
     # The simulator's own table of arrivals is empty: all so far have been handled.
     sim.num_requests += 1
     sim.next_arrival = sim.num_requests
@@ -113,6 +114,7 @@ def abort(sims, i):
     if request.completed_at >= 0.0:
         return True
     if remove_waiting(sim, 0, i):
+        book_failed(sim.router, i, request.prefill - request.num_prefill)
         sim.num_requests -= 1
         sim.next_arrival = sim.num_requests
         return True
@@ -122,4 +124,5 @@ def abort(sims, i):
     else:
         request.prefill = request.num_prefill = request.processed + tokens_in_flight(sim, i)
         request.num_decode = 1
+    request.limit = request.num_prefill + request.num_decode
     return False

@@ -1,9 +1,9 @@
 """Routing as an environment: N simulated clusters, each beside a shadow that serves the same arrivals.
 
-Observation: for each replica the features of `policies.observation.ENTITY_FEATURES`, for the request to place
+Observation: for each replica the features of `routing.features.ENTITY_FEATURES`, for the request to place
 and the cluster as a whole `CONTEXT_FEATURES`; for critics `PRIVILEGED_FEATURES`, which no policy may see.
 Action: 0 holds the oldest queued request, k sends it to replica k - 1. Holding is legal only while no replica
-has room (policies/observation.py says what that means), and never beyond `max_hold_s`.
+has room (routing/legality.py says what that means), and never beyond `max_hold_s`.
 Reward: envs/rewards.py. Episode: a window of endless traffic, entered somewhere in the middle: `warmup`
 requests are routed by a heuristic drawn at random, good or bad, so that the policy sees states it would not
 get itself into. After `decisions` decisions the window is cut off (truncated, never terminated), unless the
@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from pointsman.compiled.memory import Records, array_at
+from pointsman.compiled.random import first_state
 from pointsman.config import SloSpec
 from pointsman.envs.entity import Bools, Episode, Observation, Step
 from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
@@ -27,9 +29,11 @@ from pointsman.errors import InputError
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
 from pointsman.experiments.simulate import Prepared
 from pointsman.inference.space import EntitySpace
-from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
-from pointsman.routing.policy import PolicySpec, PolicyTables
+from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
+from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
+from pointsman.routing.records import MEMORY
 from pointsman.simulator.cluster import NO_LIMIT_S, Clusters
+from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 from pointsman.simulator.run import advise, look, run
 from pointsman.simulator.state import DECISION, SIM
 from pointsman.spec import Spec, parse_spec
@@ -139,6 +143,11 @@ class RoutingEnv:
         self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
         self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
         self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]
+        # A teacher that takes turns or draws lots goes on from one decision to the next.
+        self._memories = [Records(num_envs, MEMORY) for _ in teachers]
+        for memories in self._memories:
+            for memory in memories:
+                fill_memory(memory, memories, spec.max_replicas, 1)
         self._own_rows, self._shadow_rows = (
             self._own.rows.view(np.ndarray),
             self._shadow.rows.view(np.ndarray),
@@ -220,6 +229,10 @@ class RoutingEnv:
             run(clusters.sims, warmup.rows, self._no_actions, 0, 3)
             clusters.sims["stop_at"] = np.inf
         self._clusters[i] = clusters
+        for teacher, memories in enumerate(self._memories):
+            memories[i].rng = first_state(one.config.seed, 0x7EAC, teacher)
+            memories[i].round_robin = 0
+            array_at(memories[i].credit, np.float64, spec.max_replicas)[:] = 0.0
         self._sims[i], self._shadows[i] = clusters.sims[0], clusters.sims[1]
         self._advance(i, i + 1, self._no_actions)
         self._observation.entities[i] = 0.0
@@ -276,7 +289,7 @@ class RoutingEnv:
         reward, terms, is_flat = self.spec.reward.evaluate(snapshot, self._weights, scale)
         self._lengths += 1
         excess = self._sims["num_in_system"] - self._shadows["num_in_system"]
-        terminated = excess / self._sims["num_replicas"] > self.spec.max_overhang
+        terminated = excess / self._sims["router"]["num_replicas"] > self.spec.max_overhang
         # Ending early must not pay: the excess goes on for a while, at its present rate.
         reward = reward - np.where(terminated, excess * self.spec.bad_end_s / scale, 0.0)
         truncated = ~terminated & (
@@ -327,7 +340,7 @@ class RoutingEnv:
 
     def _snapshot(self, own: Totals, shadow: Totals) -> Snapshot:
         sims = self._sims
-        num_replicas = sims["num_replicas"]
+        num_replicas = sims["router"]["num_replicas"]
         mean = sims["sum_outstanding"] / num_replicas
         spread = sims["sum_squared_outstanding"] / num_replicas - mean**2
         before = self._latency_s
@@ -365,7 +378,8 @@ class RoutingEnv:
 
     def advise(self, teacher: int) -> NDArray[np.int64]:
         actions: NDArray[np.int64] = np.zeros(self.num_envs, np.int64)
-        advise(self._sims, self._teachers[teacher].rows, actions, 0, self.num_envs)
+        memories = self._memories[teacher]
+        advise(self._sims, self._teachers[teacher].rows, memories, actions, 0, self.num_envs)
         # A heuristic that holds where the rule says there is room sends to the best it knows instead.
         is_legal = self._observation.action_mask[self._rows, actions]
         return np.where(is_legal, actions, self._observation.action_mask.argmax(axis=1))

@@ -18,8 +18,9 @@ from pointsman.envs.entity import EntityEnv, Observation
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
 from pointsman.inference.space import EntitySpace, Feature
-from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 from pointsman.routing.policy import PolicySpec
+from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 from pointsman.spec import parse_spec
 
 # Together they move every feature that we know how to move.

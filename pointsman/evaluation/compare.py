@@ -28,7 +28,8 @@ from pointsman.evaluation.bootstrap import (
 from pointsman.experiments.metrics import latency
 from pointsman.experiments.objective import Objective
 from pointsman.experiments.simulate import Outcome, Prepared, prepare, simulate
-from pointsman.routing.policy import HEURISTICS, PolicySpec
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.policy import PolicySpec
 from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
 from pointsman.spec import parse_spec
 

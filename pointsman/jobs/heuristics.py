@@ -13,10 +13,10 @@ import numpy as np
 
 from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import array_accessor, float_list, single_list, single_table
+from pointsman.compiled.random import next_random
 from pointsman.inference.network import forward, network_at
 from pointsman.jobs.kernel import first_fitting, fits, job_in
 from pointsman.jobs.observation import fill_free_in, observe
-from pointsman.routing.heuristics import next_random
 
 (
     FIFO,

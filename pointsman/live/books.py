@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pointsman.experiments.objective import Objective
 from pointsman.routing.books import Ledger
-from pointsman.simulator.state import NOBODY
+from pointsman.routing.records import NOBODY
 
 
 class Totals(NamedTuple):

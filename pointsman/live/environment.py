@@ -26,7 +26,8 @@ from pointsman.live.cluster import LiveCluster, current
 from pointsman.live.desk import Question
 from pointsman.live.guard import excess, price
 from pointsman.live.spec import LiveSpec
-from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
+from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 
 USUAL_S = 300.0  # over which the usual cost of a second is averaged
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from pointsman.compiled.jit import kernel
+from pointsman.compiled.jit import inlined, kernel
 from pointsman.compiled.memory import float_list, float_table
 from pointsman.routing.records import NOBODY, NUM_LENGTH_CLASSES, account_at, ticket_at
 from pointsman.routing.signals import (
@@ -56,7 +56,7 @@ RATE_INTERVAL_S = 0.05  # and brought up to date this often
 LEARN_LENGTH = 0.05  # weight of a finished request in the estimate of its length class
 
 
-@kernel
+@inlined
 def signals_of(router):
     """[NUM_SIGNALS, R]"""
     return float_table(router.signals, NUM_SIGNALS, router.num_replicas)

@@ -1,8 +1,8 @@
-"""How fast a live replica is: from the configuration, else from what the router sees, else a usual value.
+"""How fast a live replica is: by what was said of it, else by what the router sees, else a usual value.
 
-The policies were trained on replicas whose speed they know (`signals.py`, source `static`). A figure that the
-configuration gives, directly or by the names of a model and a device, is taken as it is. The others start at
-those of Llama-3-8B on one A100 and are estimated as traffic flows:
+The policies were trained on replicas whose speed they know (`signals.py`, source `static`). A figure that is
+known is taken as it is. The others start at those of Llama-3-8B on one A100, and are estimated as traffic
+flows:
 
 - steps: the time between two tokens against the number of streams that decode, by powers of two. The lower
   quartile of each class, since steps with a prompt in them are longer; a line through the classes.
@@ -21,21 +21,21 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, Self
 
 import numpy as np
-from pydantic import Field, model_validator
 
-from pointsman.errors import InputError
-from pointsman.routing.booking import NUM_STEPS
-from pointsman.simulator.hardware import Dtype
-from pointsman.simulator.plan import CALIBRATION_DECODES, CALIBRATION_PREFILL_TOKENS, plan_replicas
-from pointsman.simulator.spec import ClusterSpec
-from pointsman.spec import Spec, parse_spec
+from pointsman.routing.streams import NUM_STEPS
 
 FIGURES = ("prefill_s_per_token", "decode_s_per_token", "step_floor_s", "kv_capacity_tokens")
 Figures = dict[str, float]
+
+# Llama-3-8B on one A100.
+USUAL: Figures = {
+    "prefill_s_per_token": 8.6e-5,
+    "decode_s_per_token": 8.2e-5,
+    "step_floor_s": 9.8e-3,
+    "kv_capacity_tokens": 449_504.0,
+}
 
 # Hardly anything real is faster or smaller. A mock server that answers at once is; all such are then alike.
 LOWEST: Figures = {
@@ -52,58 +52,9 @@ MIN_PROMPT_TOKENS = 64  # of shorter ones the first token comes as soon as any s
 MIN_KV_USE = 0.02
 
 
-class Calibration(Spec):
-    """What a user may say about a replica; anything left out is estimated."""
-
-    model: str | None = Field(default=None, description="of the catalogue; needs device")
-    device: str | None = Field(default=None, description="of the catalogue; needs model")
-    tensor_parallel: int = Field(default=1, ge=1, description="devices a replica")
-    dtype: Dtype = "fp16"
-    prefill_s_per_token: float | None = Field(default=None, gt=0, description="time of a prompt token, s")
-    decode_s_per_token: float | None = Field(
-        default=None, gt=0, description="what one more stream adds to a step, s"
-    )
-    step_floor_s: float | None = Field(default=None, gt=0, description="time of the smallest step, s")
-    kv_capacity_tokens: float | None = Field(default=None, ge=1, description="KV memory, tokens")
-
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
-        if (self.model is None) != (self.device is None):
-            missing = "device" if self.device is None else "model"
-            remedy = "give both, or the figures themselves"
-            raise InputError(f"calibration.{missing}", None, "missing beside the other", remedy)
-        return self
-
-    def figures(self) -> Figures:
-        """What is known; where a figure and the catalogue both say something, the figure counts."""
-        known: Figures = {}
-        if self.model is not None and self.device is not None:
-            known = _by_catalogue(self.model, self.device, self.tensor_parallel, self.dtype)
-        given = {name: getattr(self, name) for name in FIGURES}
-        return known | {name: float(value) for name, value in given.items() if value is not None}
-
-
-def known_figures(calibration: Mapping[str, Any] | None) -> Figures:
-    """The figures a configuration gives for a replica; refuses what makes no sense."""
-    return parse_spec(Calibration, calibration or {}, "calibration").figures()
-
-
-@cache
-def usual_figures() -> Figures:
-    return _by_catalogue("Llama-3-8B", "A100-80", 1, "fp16")
-
-
-@cache
-def _by_catalogue(model: str, device: str, tensor_parallel: int, dtype: Dtype) -> Figures:
-    spec = ClusterSpec(replicas=1, model=model, device=device, tensor_parallel=tensor_parallel, dtype=dtype)
-    plan = plan_replicas(spec)[0]
-    return {name: float(getattr(plan, name)) for name in FIGURES}
-
-
 def typical_step_s(figures: Mapping[str, float]) -> float:
-    """The step by which capacities are compared, as `ReplicaPlan.typical_step_s` has it."""
-    decode_s = figures["step_floor_s"] + (CALIBRATION_DECODES - 1) * figures["decode_s_per_token"]
-    return decode_s + CALIBRATION_PREFILL_TOKENS / 4 * figures["prefill_s_per_token"]
+    """By which capacities compare: 256 prompt tokens beside 64 streams, the mix of a chat."""
+    return figures["step_floor_s"] + 63 * figures["decode_s_per_token"] + 256 * figures["prefill_s_per_token"]
 
 
 class Estimator:
@@ -163,7 +114,7 @@ class Estimator:
             return {}
         others = np.array([1.5 * 2.0**index - 1.0 if index else 0.0 for index in classes])
         step_s = np.array([np.quantile(self._steps[index], 0.25) for index in classes])
-        usual = usual_figures()
+        usual = USUAL
         if len(classes) == 1:  # as usual, only faster or slower
             predicted = usual["step_floor_s"] + others[0] * usual["decode_s_per_token"]
             factor = float(step_s[0]) / predicted
@@ -176,7 +127,7 @@ class Estimator:
 
 def pooled(estimates: Sequence[Figures]) -> list[Figures]:
     """Every figure of each replica: its own estimate where that stands out, else the one of them all."""
-    common = dict(usual_figures())
+    common = dict(USUAL)
     for name in FIGURES:
         values = [one[name] for one in estimates if name in one]
         if values:

@@ -1,31 +1,32 @@
-"""Which replica a request goes to: every heuristic and any checkpoint, on the live router's books.
+"""A policy at work on the books of a live router: every heuristic and any checkpoint, and why it decided so.
 
-No PyTorch: the policies are the simulator's compiled ones.
+No PyTorch: the policies are the compiled ones that the simulator runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.jit import direct
 from pointsman.compiled.memory import address_of, array_at
+from pointsman.compiled.random import first_state
 from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.routing import deciding
-from pointsman.routing.booking import record_accepting
-from pointsman.routing.books import Ledger
+from pointsman.routing.books import Books
+from pointsman.routing.deciding import HOLD
+from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
 from pointsman.routing.heuristics import LEARNED
-from pointsman.routing.observation import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
-from pointsman.routing.policy import PolicySpec, PolicyTables
+from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables
+from pointsman.routing.records import NEVER, NOBODY, UNKNOWN
 from pointsman.routing.signals import ACCEPTING
-from pointsman.simulator.spec import HoldSpec
-from pointsman.simulator.state import NOBODY
+from pointsman.routing.streams import record_accepting
 from pointsman.spec import parse_spec
 
-HOLD = 0
 EXPLAINED = (
     "outstanding",
     "waiting",
@@ -41,30 +42,49 @@ class PolicyError(Exception):
     """The policy gave no usable answer; whoever asked should ask another one."""
 
 
+class Request(Protocol):
+    """What a decision is about, as far as a router knows it. Times are of the router's clock."""
+
+    prompt_tokens: int  # as `Books.prompt_length` gave them
+    max_tokens: int  # of output, at most, by its client; UNKNOWN
+    session: int  # NOBODY: none
+    arrived_at: float
+    hold_until: float  # written by a decision to hold; NEVER before the first
+
+
+@dataclass(slots=True)
+class PlainRequest:
+    """A `Request` of those who have no class of their own for it."""
+
+    prompt_tokens: int
+    arrived_at: float
+    max_tokens: int = UNKNOWN
+    session: int = NOBODY
+    hold_until: float = NEVER
+
+
 class Decider:
-    """One policy on the books of one router. Several deciders may share a ledger."""
+    """One policy on the books of one router. Several deciders may share the books."""
 
     def __init__(
         self,
-        ledger: Ledger,
+        books: Books,
         policy: PolicySpec | str = "default",
         seed: int = 0,
         max_hold_s: float = HoldSpec().max_hold_s,
     ) -> None:
         """`policy`: a heuristic, `default` or a path. After `max_hold_s` a request must be sent."""
-        self._decide = direct(deciding.decide, "iiifif")
-        self.ledger = ledger
+        self._decide = direct(deciding.decide, "iiiiffif")
+        self.books = books
         self.spec = parse_spec(PolicySpec, {"kind": policy}, "policy") if isinstance(policy, str) else policy
         # Read once: another file in its place is another policy.
         path = self.spec.checkpoint
         self._policy = self.spec if path is None else load_checkpoint(path, "policy.checkpoint")
-        self._turns = np.zeros(1, deciding.TURN).view(np.recarray)
-        self._turns_at = address_of(self._turns)
-        turn = self._turns[0]
-        # xorshift must not start from 0.
-        turn.rng = int(np.random.SeedSequence([seed, 0xDEC1DE]).generate_state(1)[0]) | 1
-        turn.max_hold_s = max_hold_s
-        turn.held_at = -1.0
+        self._records = np.zeros(1, deciding.DECIDER).view(np.recarray)
+        self._address = address_of(self._records)
+        self._record = self._records[0]
+        self._record.memory.rng = first_state(seed, 0xDEC1DE)
+        self._record.max_hold_s = max_hold_s
         self._action = HOLD
         self._version = -1
         self._fit()
@@ -75,78 +95,78 @@ class Decider:
 
     def _fit(self) -> None:
         """Working memory for the replicas there are now."""
-        count = len(self.ledger.slots)
+        count = len(self.books.slots)
         self._tables = PolicyTables([self._policy], max(1, count))
         self._scores = np.full(count, np.nan)  # and so they stay if the policy has none
         self._credit = np.zeros(count)
-        turn = self._turns[0]
-        turn.scores = address_of(self._scores)
-        turn.credit = address_of(self._credit)
-        books = self.ledger.books
-        if books is not None:
-            self._merged = np.zeros_like(self.ledger.signals)
-            turn.merged = address_of(self._merged)
-            turn.books, turn.num_books, turn.own_book = books.address, len(books), self.ledger.index
+        record, memory = self._record, self._record.memory
+        memory.num_replicas = count
+        memory.scores, memory.credit = address_of(self._scores), address_of(self._credit)
+        shared = self.books.shared
+        if shared is not None:
+            self._merged = np.zeros_like(self.books.signals)
+            record.merged = address_of(self._merged)
+            record.books, record.num_books, record.own_book = shared.address, len(shared), self.books.index
         self._is_learned = bool(self._tables.rows[0].kind == LEARNED)
-        turn.sims, turn.streams = self.ledger.addresses
-        turn.policies = address_of(self._tables.rows)
-        self._slots = self.ledger.slots
-        self._version = self.ledger.version
+        record.router = self.books.address
+        record.policy = address_of(self._tables.rows)
+        self._slots = self.books.slots
+        self._version = self.books.version
 
-    def choose(
-        self,
-        prompt_tokens: int,
-        waited_s: float,
-        queue_size: int,
-        now: float,
-        excluded: Collection[int] = (),
-        session: int = NOBODY,
-    ) -> int:
+    def decide(self, request: Request, queue_size: int, now: float, excluded: Collection[int] = ()) -> int:
         """0 = hold, k = slot k - 1.
 
         `queue_size`: requests at the router, this one included. `excluded`: slots that must not be chosen.
         0 also if no replica accepts requests. Raises PolicyError if the policy's numbers are no numbers.
         """
-        ledger = self.ledger
-        if ledger.version != self._version:
+        if self.books.version != self._version:
             self._fit()
+        closed = self._close(excluded) if excluded else ()
         decide = self._decide
-        if excluded:
-            closed = self._close(excluded, now)
-            try:
-                action = decide(self._turns_at, prompt_tokens, session, waited_s, queue_size, now)
-            finally:
-                for row in closed:
-                    record_accepting(ledger.addresses[0], row, 1, now)
-        else:
-            action = decide(self._turns_at, prompt_tokens, session, waited_s, queue_size, now)
+        try:
+            action: int = decide(
+                self._address,
+                request.prompt_tokens,
+                request.session,
+                request.max_tokens,
+                request.arrived_at,
+                request.hold_until,
+                queue_size,
+                now,
+            )
+        finally:
+            for row in closed:
+                record_accepting(self.books.address, row, 1)
+        self._action = action
+        if action > 0:
+            return self._slots[action - 1] + 1
         if action < 0:
             raise PolicyError(f"policy {self.name}: its logits are not finite")
-        self._action = action
-        return self._slots[action - 1] + 1 if action > 0 else HOLD
+        request.hold_until = float(self._record.ask.hold_until)
+        return HOLD
 
-    def _close(self, slots: Collection[int], now: float) -> list[int]:
+    def _close(self, slots: Collection[int]) -> list[int]:
         """Let these replicas accept nothing; -> the rows of those that did."""
-        rows = [self.ledger.row(slot) for slot in slots if slot in self._slots]
-        closed = [row for row in rows if self.ledger.signals[ACCEPTING, row] > 0.0]
+        rows = [self.books.row(slot) for slot in slots if slot in self._slots]
+        closed = [row for row in rows if self.books.signals[ACCEPTING, row] > 0.0]
         for row in closed:
-            record_accepting(self.ledger.addresses[0], row, 0, now)
+            record_accepting(self.books.address, row, 0)
         return closed
 
     def observe(
-        self, prompt_tokens: int, waited_s: float, queue_size: int, now: float
+        self, request: Request, queue_size: int, now: float
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
         """Entities [R, F], context [C] and legal actions [R + 1] as a learned policy would see them now."""
-        if self.ledger.version != self._version:
+        if self.books.version != self._version:
             self._fit()
         count = len(self._slots)
         entities = np.zeros((count, NUM_ENTITY_FEATURES), np.float32)
         context = np.zeros(NUM_CONTEXT_FEATURES, np.float32)
         legal = np.zeros(count + 1, np.bool_)
         deciding.observe_now(
-            self._turns_at,
-            prompt_tokens,
-            waited_s,
+            self._address,
+            request.prompt_tokens,
+            request.arrived_at,
             queue_size,
             now,
             address_of(entities),
@@ -156,7 +176,7 @@ class Decider:
         return entities, context, legal
 
     def explain(self) -> dict[str, Any]:
-        """The last decision: ask right after `choose`, before anything else is booked.
+        """The last decision: ask right after `decide`, before anything else is booked.
 
         `scores`, lowest wins, are null for replicas that may not take the request and for policies that do
         not score; a learned policy has `logits`, highest wins, and one for holding.
@@ -165,9 +185,9 @@ class Decider:
         count = len(self._slots)
         replicas: list[dict[str, Any]] = []
         for slot in self._slots:
-            known = self.ledger.replica_signals(slot)
+            known = self.books.replica_signals(slot)
             replicas.append(
-                {"slot": slot, "name": self.ledger.name(slot)} | {name: known[name] for name in EXPLAINED}
+                {"slot": slot, "name": self.books.name(slot)} | {name: known[name] for name in EXPLAINED}
             )
         explained: dict[str, Any] = {
             "policy": self.name,
@@ -191,5 +211,5 @@ class Decider:
             for column, replica in enumerate(replicas):
                 score = float(self._scores[column])
                 replica["score"] = score if np.isfinite(score) else None
-                replica["is_legal"] = bool(self.ledger.signals[ACCEPTING, column] > 0 and score != np.inf)
+                replica["is_legal"] = bool(self.books.signals[ACCEPTING, column] > 0 and score != np.inf)
         return explained

@@ -74,10 +74,9 @@ def require_room(router, memory, policy):
 
 @kernel
 def choose(router, memory, policy, ask, now):
-    """The action for a request; 0 if no replica may take it; BROKEN if a network's logit is not a number."""
+    """The action for a request that went through `prepare`; 0 if no replica may take it; or BROKEN."""
     if policy.kind == LEARNED:
         return choose_by_network(router, memory, policy, ask, now)
-    prepare(router, ask)
     return choose_by_rule(router, memory, policy, ask, now)
 
 
@@ -145,7 +144,6 @@ def is_straggler(signals, k, usual):
 @kernel
 def decide_or_hold(router, memory, policy, ask, now):
     """The action for a request that may have been held; a hold stands until there is room, or for a while."""
-    prepare(router, ask)
     if keeps_holding(router, policy, ask, now):
         return HOLD
     action = choose(router, memory, policy, ask, now)
@@ -172,6 +170,7 @@ def place(decider, router, prompt_tokens, session, max_tokens, arrived_at, hold_
     ask.hold_until = hold_until
     router.queue_size = queue_size
     router.max_hold_s = decider.max_hold_s
+    prepare(router, ask)
 
 
 @entry_point

@@ -90,9 +90,7 @@ HOLD_USED = _context("hold_used", "share", "request", "of the longest hold allow
 QUEUE = _context("queue", "log2(1 + requests/8 a replica)", "global", "held at the router")
 MEAN_OUTSTANDING = _context("mean_outstanding", "log2(1 + requests/16)", "global", "a replica")
 OUTSTANDING_CV = _context("outstanding_cv", "share", "imbalance", "standard deviation over mean")
-OUTSTANDING_RANGE = _context(
-    "outstanding_range", "log2(1 + share)", "imbalance", "max minus min, over mean"
-)
+OUTSTANDING_RANGE = _context("outstanding_range", "log2(1 + share)", "imbalance", "max minus min, over mean")
 MEAN_KV = _context("mean_kv", "share", "global", "KV memory booked")
 MIN_KV = _context("min_kv", "share", "global", "of the emptiest replica")
 MEAN_BACKLOG = _context("mean_backlog", "log2(1 + s/2)", "global", "prefill backlog")

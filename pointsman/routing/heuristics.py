@@ -51,9 +51,7 @@ def _heuristic(name: str, what: str) -> int:
 
 RANDOM = _heuristic("random", "any replica")
 ROUND_ROBIN = _heuristic("round-robin", "one after the other")
-WEIGHTED_ROUND_ROBIN = _heuristic(
-    "weighted-round-robin", "one after the other, faster replicas more often"
-)
+WEIGHTED_ROUND_ROBIN = _heuristic("weighted-round-robin", "one after the other, faster replicas more often")
 LEAST_OUTSTANDING = _heuristic("least-outstanding", "fewest requests sent and not finished")
 VIDUR_LOR = _heuristic(
     "vidur-lor", "Vidur's: shortest queue on the server, ties to the lowest id (oracle signal)"
@@ -74,9 +72,7 @@ HOLD_UNTIL_ROOM = _heuristic(
 LATE_BINDING = _heuristic(
     "late-binding", "least-delay, held at the router while no replica has room and few are held"
 )
-LINEAR_SCORE = _heuristic(
-    "linear-score", "lowest weighted sum of signals, weights from the configuration"
-)
+LINEAR_SCORE = _heuristic("linear-score", "lowest weighted sum of signals, weights from the configuration")
 
 
 @kernel
@@ -125,7 +121,8 @@ def fill_scores(router, policy, scores, ask):
             scores[k] = signals[PENDING_PREFILL_TOKENS, k] + signals[CONTEXT_TOKENS, k]
     elif kind == LEAST_WORK:
         for k in range(router.num_replicas):
-            prefill_s = (signals[PENDING_PREFILL_TOKENS, k] + ask.prompt_tokens) * signals[PREFILL_S_PER_TOKEN, k]
+            pending = signals[PENDING_PREFILL_TOKENS, k] + ask.prompt_tokens
+            prefill_s = pending * signals[PREFILL_S_PER_TOKEN, k]
             scores[k] = prefill_s + signals[EXPECTED_TOKENS, k] * signals[DECODE_S_PER_TOKEN, k]
     elif kind in (LEAST_DELAY, LATE_BINDING):
         usual = usual_excess(signals, router.num_replicas)

@@ -15,7 +15,7 @@ from pointsman.compiled.memory import byte_list, single_list, single_table
 from pointsman.routing import features
 from pointsman.routing.booking import derive_signals, signals_of
 from pointsman.routing.features import NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
-from pointsman.routing.legality import fill_legal, has_room, prepare
+from pointsman.routing.legality import fill_legal, has_room
 from pointsman.routing.signals import (
     ACCEPTING,
     CONTEXT_TOKENS,
@@ -197,7 +197,8 @@ def fill_observation(router, policy, ask, now, entities, context):
     context[features.QUEUE] = log2p(router.queue_size / (8.0 * num_replicas))
     context[features.MEAN_OUTSTANDING] = log2p(mean_outstanding / 16.0)
     context[features.OUTSTANDING_CV] = math.sqrt(max(0.0, spread)) / (mean_outstanding + 1.0)
-    context[features.OUTSTANDING_RANGE] = log2p((max_outstanding - min_outstanding) / (mean_outstanding + 1.0))
+    outstanding_range = max_outstanding - min_outstanding
+    context[features.OUTSTANDING_RANGE] = log2p(outstanding_range / (mean_outstanding + 1.0))
     context[features.MEAN_KV] = min(4.0, sum_kv / num_replicas)
     context[features.MIN_KV] = min(4.0, min_kv)
     context[features.MEAN_BACKLOG] = log2p(sum_backlog / num_replicas / TTFT_LIMIT_S)
@@ -206,7 +207,7 @@ def fill_observation(router, policy, ask, now, entities, context):
     context[features.ACCEPTING_SHARE] = num_accepting / num_replicas
     context[features.BEST_DELAY] = log2p(best / (10.0 * TTFT_LIMIT_S))
     context[features.SCRAPE_AGE] = log2p(scrape_age_s / TTFT_LIMIT_S)
-    return max_outstanding - min_outstanding
+    return outstanding_range
 
 
 @kernel
@@ -216,7 +217,6 @@ def observe(router, policy, ask, now, num_slots, entities_address, context_addre
     Returns the range of the outstanding requests.
     """
     derive_signals(router, now)
-    prepare(router, ask)
     entities = single_table(entities_address, num_slots, NUM_ENTITY_FEATURES)
     context = single_list(context_address, NUM_CONTEXT_FEATURES)
     fill_legal(router, policy, ask, now, byte_list(legal_address, num_slots + 1))

@@ -1,4 +1,4 @@
-"""The `policy:` section of the configuration, and the list of heuristics.
+"""The `policy:` section of the configuration, and policies as compiled code wants them.
 
 Wherever a policy is named, a heuristic's name, `default` or a path will do (sources.py).
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -17,56 +17,27 @@ from pointsman.errors import InputError
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.inference.network import NetworkTables, scratch_size
 from pointsman.inference.space import EntitySpace
-from pointsman.routing import heuristics as kernels
-from pointsman.routing.observation import (
+from pointsman.routing import heuristics
+from pointsman.routing.features import (
     CONTEXT_FEATURES,
     ENTITY_FEATURES,
     NUM_CONTEXT_FEATURES,
     NUM_ENTITY_FEATURES,
 )
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.records import POLICY
 from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX, SIGNALS
 from pointsman.routing.sources import LEARNED, look_up
 from pointsman.spec import Spec
 
 
-class Heuristic(NamedTuple):
-    kernel: int
-    what: str
+class HoldSpec(Spec):
+    """Bounds on how long the router may keep a request to itself."""
 
-
-HEURISTICS: Mapping[str, Heuristic] = {
-    "random": Heuristic(kernels.RANDOM, "any replica"),
-    "round-robin": Heuristic(kernels.ROUND_ROBIN, "one after the other"),
-    "weighted-round-robin": Heuristic(
-        kernels.WEIGHTED_ROUND_ROBIN, "one after the other, faster replicas more often"
-    ),
-    "least-outstanding": Heuristic(kernels.LEAST_OUTSTANDING, "fewest requests sent and not finished"),
-    "vidur-lor": Heuristic(
-        kernels.VIDUR_LOR,
-        "Vidur's: shortest queue on the server, ties to the lowest id (oracle signal)",
-    ),
-    "power-of-two": Heuristic(kernels.POWER_OF_TWO, "two at random, the one with fewer outstanding"),
-    "least-tokens": Heuristic(kernels.LEAST_TOKENS, "fewest tokens: waiting prompts and running context"),
-    "least-work": Heuristic(
-        kernels.LEAST_WORK, "shortest estimated time to finish what it has, by its speed"
-    ),
-    "least-delay": Heuristic(
-        kernels.LEAST_DELAY, "least waiting added, for the request itself and for those already there"
-    ),
-    "least-kv": Heuristic(kernels.LEAST_KV, "lowest KV use by the last scrape"),
-    "session-affinity": Heuristic(
-        kernels.SESSION_AFFINITY, "a session stays on its replica; without one, least-outstanding"
-    ),
-    "hold-until-room": Heuristic(
-        kernels.HOLD_UNTIL_ROOM, "hold at the router until a replica has room, then least-outstanding"
-    ),
-    "late-binding": Heuristic(
-        kernels.LATE_BINDING, "least-delay, held at the router while no replica has room and few are held"
-    ),
-    "linear-score": Heuristic(
-        kernels.LINEAR_SCORE, "lowest weighted sum of signals, weights from the configuration"
-    ),
-}
+    max_hold_s: float = Field(default=60.0, ge=0, description="after this a request must be sent")
+    timer_s: float = Field(
+        default=0.1, gt=0, description="a held request is decided again at least this often"
+    )
 
 
 class PolicySpec(Spec):
@@ -134,10 +105,10 @@ class PolicyTables:
             raise ValueError(f"policies for {max_replicas} replicas")
         self._loaded: dict[Path, Checkpoint] = {}
         self._networks: dict[int, NetworkTables] = {}
-        self.rows = Records(len(policies), kernels.POLICY)
+        self.rows = Records(len(policies), POLICY)
         for row, policy in zip(self.rows, policies, strict=True):
             if policy is None:
-                row.kind = kernels.EXTERNAL
+                row.kind = heuristics.EXTERNAL
             elif isinstance(policy, Checkpoint):
                 self._fill_learned(row, policy, max_replicas)
             elif policy.checkpoint is not None:
@@ -151,7 +122,7 @@ class PolicyTables:
         return self._loaded[path]
 
     def _fill_heuristic(self, row: Any, spec: PolicySpec) -> None:
-        row.kind = HEURISTICS[spec.kind].kernel
+        row.kind = HEURISTICS[spec.kind].kind
         row.kv_limit = spec.kv_limit
         row.prefill_limit = spec.prefill_limit_tokens
         weights = np.zeros(NUM_SIGNALS)
@@ -170,7 +141,7 @@ class PolicyTables:
             self._networks[id(checkpoint)] = NetworkTables(checkpoint)
         network = self._networks[id(checkpoint)]
         room = checkpoint.metadata.get("hold", {})
-        row.kind = kernels.LEARNED
+        row.kind = heuristics.LEARNED
         row.may_hold = room.get("allowed", True)
         row.hold_s = room.get("recheck_s", 1.0)
         row.kv_limit = room.get("kv_limit", 0.95)
@@ -183,3 +154,12 @@ class PolicyTables:
         row.logits = self.rows.hold(np.zeros(max_replicas + 1, np.float32))
         row.scratch = self.rows.hold(np.zeros(scratch_size(network.rows[0], max_replicas), np.float32))
         row.state = self.rows.hold(np.zeros(int(network.rows[0].width), np.float32))
+
+
+def fill_memory(memory: Any, keeper: Records, num_replicas: int, rng: int) -> None:
+    """A MEMORY record for a policy that has not decided anything yet; `keeper` keeps its tables alive."""
+    memory.rng = rng
+    memory.round_robin = 0
+    memory.num_replicas = num_replicas
+    memory.scores = keeper.hold(np.zeros(num_replicas))
+    memory.credit = keeper.hold(np.zeros(num_replicas))

@@ -2,8 +2,8 @@
 
 `ROUTER` is the router: the signal table and the books behind it. It has an `ACCOUNT` for each replica and a
 `TICKET` for each request that it sent and that is not over. `ASK` is the request that a decision is about, as
-a policy may see it: how long its answer will be is in none of these records, so nobody can look. `POLICY` is a
-policy, and `MEMORY` what it keeps from one decision to the next, so that several can work on the same books.
+a policy may see it: how long its answer will be is in none of these records, so nobody can look. `POLICY` is
+a policy, and `MEMORY` what it keeps from one decision to the next: several can work on the same books.
 
 Letters: R replicas, F and C features of a replica and of the context.
 """
@@ -75,7 +75,7 @@ TICKET = np.dtype(
 ASK = np.dtype(
     [
         ("arrived_at", "f8"),
-        ("hold_until", "f8"),  # the last decision was to hold it; that stands until there is room, or until then
+        ("hold_until", "f8"),  # the last decision was to hold it: until there is room, or until then
         ("prompt_tokens", "i8"),
         ("max_tokens", "i8"),  # of output, by its client; UNKNOWN
         ("seen_tokens", "i8"),  # prompt and output it had reached where it was tried before

@@ -2,8 +2,8 @@
 
 Every process writes a book of its own, the signal table of what it sent, into memory that all can see. Who
 decides adds what the others have outstanding to its own. Nobody waits for anybody: a book has one writer, and
-numbers of eight bytes are read whole. While a book is laid out anew, because replicas came or went, its
-version is odd and it is left out.
+numbers of eight bytes are read whole. A book has a version, which is odd while it is laid out anew because
+replicas came or went; whoever has read it looks again whether it still has the same.
 """
 
 from __future__ import annotations
@@ -18,27 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import address_of, float_table, long_list
-from pointsman.routing.signals import (
-    CONTEXT_TOKENS,
-    DECODING,
-    EXPECTED_TOKENS,
-    GENERATED_TOKENS,
-    NUM_SIGNALS,
-    OUTSTANDING,
-    PENDING_PREFILL_TOKENS,
-    SENT_AT_SUM,
-    STEP_S,
-    STEP_SLOW_S,
-    TOKEN_RATE,
-    TOKEN_RATE_SLOW,
-    TTFT_S,
-    TTFT_SLOW_S,
-    WAITING,
-)
-from pointsman.simulator.state import NOBODY
+from pointsman.compiled.memory import address_of, float_table, long_list, read_in_order
+from pointsman.routing.records import NOBODY
+from pointsman.routing.signals import MEASURED_ROWS, NUM_SIGNALS, SUMMED_ROWS
 
 MAX_REPLICAS = 256
+MAX_TRIES = 8  # a book changes its layout when replicas come or go: seconds apart at the least
 
 BOOK = np.dtype(
     [
@@ -52,23 +37,8 @@ BOOK = np.dtype(
 _KEYS_AT, _SIGNALS_AT = (int(BOOK.fields[name][1]) for name in ("keys", "signals"))  # type: ignore[index]
 _SIZE = BOOK.itemsize
 
-# Signals of which every process knows its own part, and those that each measures by its own requests.
-ADDED_UP = (
-    OUTSTANDING,
-    WAITING,
-    DECODING,
-    PENDING_PREFILL_TOKENS,
-    CONTEXT_TOKENS,
-    EXPECTED_TOKENS,
-    GENERATED_TOKENS,
-    SENT_AT_SUM,
-    TOKEN_RATE,
-    TOKEN_RATE_SLOW,
-)
-MEASURED = (TTFT_S, TTFT_SLOW_S, STEP_S, STEP_SLOW_S)
 
-
-class Books:
+class SharedBooks:
     """The books of all processes, in a file that each of them maps."""
 
     def __init__(self, path: Path, count: int) -> None:
@@ -119,31 +89,43 @@ def column_of(keys, num_replicas, key, first):
 
 @kernel
 def add_book(own_keys, theirs, signals, num_replicas):
-    """Add what another process has outstanding; take over what it has measured and we have not."""
-    version, count = long_list(theirs, 2)[0], long_list(theirs, 2)[1]
+    """Add what another process has outstanding; take over what it has measured and we have not.
+
+    -> whether the book was the same one all the while. One that is being laid out anew counts as empty.
+    """
+    version = read_in_order(theirs)
+    count = long_list(theirs, 2)[1]
     if version % 2 == 1 or not 0 < count <= MAX_REPLICAS:
-        return
+        return version == read_in_order(theirs)
     keys = long_list(theirs + _KEYS_AT, count)
     others = float_table(theirs + _SIGNALS_AT, NUM_SIGNALS, count)
     for j in range(count):
         k = column_of(own_keys, num_replicas, keys[j], j)
         if k != NOBODY:
-            for row in ADDED_UP:
+            for row in SUMMED_ROWS:
                 signals[row, k] += others[row, j]
-            for row in MEASURED:
+            for row in MEASURED_ROWS:
                 if signals[row, k] == 0.0:
                     signals[row, k] = others[row, j]
+    return version == read_in_order(theirs)
 
 
 @kernel
 def merge_books(own_signals, merged, num_replicas, books, num_books, own_book):
-    """Write the signals of all processes together into `merged`; all are addresses."""
+    """Write the signals of all processes together into `merged`; all are addresses.
+
+    A book that was laid out anew while it was read left a mixture of two, so it begins again.
+    """
     own = float_table(own_signals, NUM_SIGNALS, num_replicas)
     signals = float_table(merged, NUM_SIGNALS, num_replicas)
-    for row in range(NUM_SIGNALS):
-        for k in range(num_replicas):
-            signals[row, k] = own[row, k]
     own_keys = long_list(books + own_book * _SIZE + _KEYS_AT, num_replicas)
-    for book in range(num_books):
-        if book != own_book:
-            add_book(own_keys, books + book * _SIZE, signals, num_replicas)
+    for _ in range(MAX_TRIES):
+        is_whole = True
+        for row in range(NUM_SIGNALS):
+            for k in range(num_replicas):
+                signals[row, k] = own[row, k]
+        for book in range(num_books):
+            if book != own_book and not add_book(own_keys, books + book * _SIZE, signals, num_replicas):
+                is_whole = False
+        if is_whole:
+            return

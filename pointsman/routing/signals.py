@@ -60,9 +60,7 @@ GENERATED_TOKENS = _signal(
 SENT_AT_SUM = _signal(
     "sent_at_sum", "s", OWN, SUM, "sum of the times at which the waiting requests were sent"
 )
-TTFT_S = _signal(
-    "ttft_s", "s", OWN, MEASURED, "moving average of the time from sending to the first token"
-)
+TTFT_S = _signal("ttft_s", "s", OWN, MEASURED, "moving average of the time from sending to the first token")
 TTFT_SLOW_S = _signal("ttft_slow_s", "s", OWN, MEASURED, "the same over a longer past")
 STEP_S = _signal("step_s", "s", OWN, MEASURED, "moving average of the time between two tokens of a stream")
 STEP_SLOW_S = _signal("step_slow_s", "s", OWN, MEASURED, "the same over a longer past")
@@ -74,9 +72,7 @@ ACCEPTING = _signal("accepting", "0 or 1", OWN, SAME, "healthy and not draining"
 SCRAPED_RUNNING = _signal(
     "scraped_running", "requests", SCRAPED, SAME, "requests the server says it is running"
 )
-SCRAPED_WAITING = _signal(
-    "scraped_waiting", "requests", SCRAPED, SAME, "requests the server says are queued"
-)
+SCRAPED_WAITING = _signal("scraped_waiting", "requests", SCRAPED, SAME, "requests the server says are queued")
 SCRAPED_KV_USE = _signal("scraped_kv_use", "share", SCRAPED, SAME, "KV blocks in use")
 SCRAPED_AT = _signal("scraped_at", "s", SCRAPED, SAME, "when these values were read on the server")
 KV_CAPACITY_TOKENS = _signal("kv_capacity_tokens", "tokens", STATIC, SAME, "KV memory")

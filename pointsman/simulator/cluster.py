@@ -9,6 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.memory import Records
+from pointsman.compiled.random import first_state
+from pointsman.routing.policy import fill_memory
+from pointsman.routing.records import (
+    ACCOUNT,
+    INITIAL_OUTPUT_ESTIMATE,
+    NEVER,
+    NOBODY,
+    NUM_LENGTH_CLASSES,
+    TICKET,
+)
 from pointsman.routing.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
@@ -35,12 +45,8 @@ from pointsman.simulator.state import (
     FUTURE,
     INSTANT,
     JOIN,
-    NEVER,
-    NOBODY,
-    NUM_LENGTH_CLASSES,
     NUM_TBT_BINS,
     ORCA,
-    QUERY,
     REPLICA,
     REQUEST,
     SARATHI,
@@ -57,7 +63,6 @@ Array = NDArray[Any]
 SCHEDULER_KINDS = {"vllm-v1": VLLM_V1, "vllm": VLLM, "sarathi": SARATHI, "orca": ORCA}
 EVENT_KINDS = {"slow": SLOW, "fail": FAIL, "recover": JOIN, "join": JOIN, "drain": DRAIN}
 
-INITIAL_OUTPUT_ESTIMATE = 256
 NO_LIMIT_S = 1e9
 
 
@@ -89,10 +94,10 @@ class Clusters:
         for sim, spec, some, workload, seed in zip(self.sims, specs, plans, workloads, seeds, strict=True):
             sim.costs = costs
             self._fill_cluster(sim, spec, some, workload, seed, num_logged_batches)
+            self._fill_router(sim.router, spec, some, len(workload))
             self._fill_requests(sim, workload)
             for k, plan in enumerate(some):
                 self._fill_replica(sim, k, plan, cost_index[id(plan.costs)])
-            _fill_weights(self.signals[-1], some)
             self._fill_events(sim, spec.events)
             _plan_first_events(sim, self._new(sim, "heap", _heap_size(some, workload), FUTURE), workload)
 
@@ -127,35 +132,47 @@ class Clusters:
         sim.pause_at = FAR
         sim.stop_at = np.inf
         sim.slo_ttft_s = sim.slo_tpot_s = NO_LIMIT_S
-        sim.num_replicas = sim.num_accepting = num_replicas
         sim.max_seqs = max(plan.max_held_seqs for plan in plans)
         sim.num_requests = len(workload)
         sim.num_users = workload.num_users
         sim.queue_head = sim.queue_tail = sim.held_request = NOBODY
-        # What a request of this size needs not be asked: every replica takes it.
-        sim.fits_anywhere = min(plan.max_prompt_tokens for plan in plans)
-        sim.max_hold_s = spec.hold.max_hold_s
         sim.hold_timer_s = spec.hold.timer_s
         sim.scrape_interval_s = spec.signals.scrape_interval_s
         sim.scrape_delay_s = spec.signals.scrape_delay_s
         sim.is_oracle = spec.signals.oracle
-        # xorshift must not start from 0.
-        sim.rng = int(np.random.SeedSequence([seed, 0x5EED]).generate_state(1)[0]) | 1
+        fill_memory(sim.memory, self.sims, num_replicas, first_state(seed, 0x5EED))
         # An instant holds a few events for each batch in flight, and one wake-up of the router.
         sim.ring_capacity = 4 * num_replicas * (num_stages + 1) + 16
         sim.batch_log_capacity = num_logged_batches
         self._new(sim, "ring", int(sim.ring_capacity), INSTANT)
-        self.signals.append(self._new(sim, "signals", (NUM_SIGNALS, num_replicas), np.float64))
         self._new(sim, "scraped", (3, num_replicas), np.float64)
-        self._new(sim, "output_estimate", NUM_LENGTH_CLASSES, np.float64)[:] = INITIAL_OUTPUT_ESTIMATE
         self.tbt_histograms.append(self._new(sim, "tbt_histogram", NUM_TBT_BINS, np.int64))
         self._new(sim, "touched", num_replicas + 1, np.int32)
-        self._new(sim, "credit", num_replicas, np.float64)
-        self._new(sim, "scores", num_replicas, np.float64)
         self._new(sim, "scratch", int(sim.max_seqs), np.int32)
-        self._new(sim, "query", 1, QUERY)
         self.batch_logs.append(self._new(sim, "batch_log", num_logged_batches, BATCH_LOG))
         self.replicas.append(self._new(sim, "replicas", num_replicas, REPLICA))
+
+    def _fill_router(
+        self, router: Any, spec: ClusterSpec, plans: Sequence[ReplicaPlan], num_requests: int
+    ) -> None:
+        num_replicas = len(plans)
+        router.num_replicas = router.num_accepting = num_replicas
+        router.max_hold_s = spec.hold.max_hold_s
+        router.fits_anywhere = min(plan.max_prompt_tokens for plan in plans)
+        self._new(router, "output_estimate", NUM_LENGTH_CLASSES, np.float64)[:] = INITIAL_OUTPUT_ESTIMATE
+        self._new(router, "tickets", num_requests, TICKET)
+        accounts = self._new(router, "accounts", num_replicas, ACCOUNT)
+        accounts["waiting_head"] = accounts["waiting_tail"] = NOBODY
+        signals = self._new(router, "signals", (NUM_SIGNALS, num_replicas), np.float64)
+        for k, plan in enumerate(plans):
+            signals[ACCEPTING, k] = 1.0
+            signals[KV_CAPACITY_TOKENS, k] = plan.kv_capacity_tokens
+            signals[MAX_PROMPT_TOKENS, k] = plan.max_prompt_tokens
+            signals[PREFILL_S_PER_TOKEN, k] = plan.prefill_s_per_token
+            signals[DECODE_S_PER_TOKEN, k] = plan.decode_s_per_token
+            signals[STEP_FLOOR_S, k] = plan.step_floor_s
+        _fill_weights(signals, plans)
+        self.signals.append(signals)
 
     def _fill_replica(self, sim: Any, k: int, plan: ReplicaPlan, cost: int) -> None:
         replica = self.replicas[-1][k]
@@ -164,6 +181,7 @@ class Clusters:
         replica.num_stages = scheduler.pipeline_stages
         replica.block_size = scheduler.block_size
         replica.num_blocks = plan.num_blocks
+        replica.max_tokens = plan.kv_capacity_tokens
         replica.watermark_blocks = plan.watermark_blocks
         replica.max_seqs = replica.micro_seqs = plan.max_seqs
         if isinstance(scheduler, VllmV1Scheduler):
@@ -187,13 +205,6 @@ class Clusters:
             self._new(batch, "entries", int(sim.max_seqs), ENTRY)
         for stage in self._new(replica, "stages", scheduler.pipeline_stages, STAGE):
             self._new(stage, "queue", scheduler.pipeline_stages, np.int32)
-        signals = self.signals[-1]
-        signals[ACCEPTING, k] = 1.0
-        signals[KV_CAPACITY_TOKENS, k] = plan.kv_capacity_tokens
-        signals[MAX_PROMPT_TOKENS, k] = plan.max_prompt_tokens
-        signals[PREFILL_S_PER_TOKEN, k] = plan.prefill_s_per_token
-        signals[DECODE_S_PER_TOKEN, k] = plan.decode_s_per_token
-        signals[STEP_FLOOR_S, k] = plan.step_floor_s
 
     def _fill_requests(self, sim: Any, workload: Workload) -> None:
         table = self._new(sim, "requests", len(workload), REQUEST)
@@ -220,7 +231,7 @@ class Clusters:
             if event.kind == "join" and event.replica not in seen:  # it is not there before
                 replica.is_alive = replica.is_accepting = 0
                 self.signals[-1][ACCEPTING, event.replica] = 0.0
-                sim.num_accepting -= 1
+                sim.router.num_accepting -= 1
             seen.add(event.replica)
 
 

@@ -1,4 +1,4 @@
-"""The router's side of the simulation: its queue, its decisions, and planned changes to the sim.
+"""The router's side of the simulation: its decisions, and planned changes to the cluster.
 
 The router decides about the oldest request in its queue. Action 0 holds it until the next event the router
 can see (arrival, first token, finish, scrape, timer); action k sends it to replica k - 1. Requests behind a
@@ -8,9 +8,11 @@ held one wait with it. A request that was held for `max_hold_s` must be sent.
 from __future__ import annotations
 
 from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import float_table, int_list
-from pointsman.routing.signals import ACCEPTING, KV_CAPACITY_TOKENS, MAX_PROMPT_TOKENS, NUM_SIGNALS
-from pointsman.simulator.book import book_lost_all, book_sent, integrate_load, set_accepting, update_gauges
+from pointsman.compiled.memory import int_list
+from pointsman.routing.booking import book_accepting, book_lost_all, book_sent, signals_of
+from pointsman.routing.legality import can_anyone_take, prepare
+from pointsman.routing.records import NEVER, UNKNOWN
+from pointsman.routing.signals import GENERATED_TOKENS, OUTSTANDING
 from pointsman.simulator.events import (
     HOLD_TIMER,
     REPLICA_SCHEDULE,
@@ -19,13 +21,15 @@ from pointsman.simulator.events import (
     push_later,
     push_now,
 )
-from pointsman.simulator.replica import FAR, wake_router
-from pointsman.simulator.sequences import integrate_kv, last_token_at, pop_waiting, push_waiting
+from pointsman.simulator.gauges import update_gauges
+from pointsman.simulator.measures import integrate_load, measure_arrival, measure_outstanding
+from pointsman.simulator.queue import give_back, pop_queue, push_queue, wake_router
+from pointsman.simulator.replica import FAR
+from pointsman.simulator.sequences import integrate_kv, pop_waiting, push_waiting
 from pointsman.simulator.state import (
     DRAIN,
     FAIL,
     JOIN,
-    NOBODY,
     SLOW,
     VLLM_V1,
     batch_at,
@@ -38,20 +42,23 @@ from pointsman.simulator.state import (
 
 @kernel
 def arrive(sim, i):
-    integrate_load(sim)
-    request = request_at(sim.requests, i)
-    sim.num_in_system += 1
-    sim.num_unstarted += 1
-    sim.sum_unstarted_at += sim.now
-    sim.num_decode_left += request.num_decode
-    request.next = NOBODY
-    if sim.queue_size == 0:
-        sim.queue_head = i
-    else:
-        request_at(sim.requests, sim.queue_tail).next = i
-    sim.queue_tail = i
-    sim.queue_size += 1
+    measure_arrival(sim, i)
+    push_queue(sim, i)
     wake_router(sim)
+
+
+@kernel
+def fill_ask(sim):
+    """The router asks about the oldest request in its queue; of that it knows what an API call says."""
+    request = request_at(sim.requests, sim.queue_head)
+    ask = sim.ask
+    ask.arrived_at = request.arrived_at
+    ask.hold_until = sim.hold_until if sim.held_request == sim.queue_head else NEVER
+    ask.prompt_tokens = request.num_prefill
+    ask.max_tokens = UNKNOWN
+    ask.seen_tokens = request.seen
+    ask.session = request.session
+    prepare(sim.router, ask)
 
 
 @kernel
@@ -59,51 +66,44 @@ def act(sim, action):
     """Carry out a decision about the oldest queued request."""
     sim.num_decisions += 1
     if action == 0:
+        sim.held_request = sim.queue_head
+        sim.hold_until = sim.ask.hold_until
         hold(sim)
         return
     k = action - 1
-    i = sim.queue_head
+    i = pop_queue(sim)
     request = request_at(sim.requests, i)
-    sim.queue_head = request.next
-    sim.queue_size -= 1
+    replica = replica_at(sim.replicas, k)
     request.replica = k
+    request.limit = min(request.num_prefill + request.num_decode, replica.max_tokens)
     if request.dispatched_at < 0.0 and sim.now > request.arrived_at:
         sim.num_held += 1
         sim.held_s += sim.now - request.arrived_at
     request.dispatched_at = sim.now
-    replica_at(sim.replicas, k).num_sent += 1
-    book_sent(sim, k, i)
+    replica.num_sent += 1
+    outstanding = signals_of(sim.router)[OUTSTANDING, k]
+    book_sent(sim.router, k, i, request.num_prefill, sim.now)
+    measure_outstanding(sim, k, outstanding)
     push_waiting(sim, k, i)
-    int_list(sim.touched, sim.num_replicas + 1)[sim.num_touched] = k
+    int_list(sim.touched, sim.router.num_replicas + 1)[sim.num_touched] = k
     sim.num_touched += 1
-    if sim.num_touched > sim.num_replicas:
+    if sim.num_touched > sim.router.num_replicas:
         compact_touched(sim)
 
 
 @kernel
 def hold(sim):
     end_decisions(sim)
-    if not sim.is_timer_planned and can_anyone_take(sim, sim.queue_head):
+    if not sim.is_timer_planned and can_anyone_take(sim.router, sim.ask):
         sim.is_timer_planned = 1
         push_later(sim, sim.now + sim.hold_timer_s, encode(HOLD_TIMER, 0, 0, 0))
 
 
 @kernel
-def can_take(sim, k, i):
-    """Whether replica k accepts requests and would ever serve one of this size."""
-    request = request_at(sim.requests, i)
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-    fits = request.num_prefill + request.num_decode <= signals[KV_CAPACITY_TOKENS, k]
-    return signals[ACCEPTING, k] > 0.0 and fits and request.num_prefill <= signals[MAX_PROMPT_TOKENS, k]
-
-
-@kernel
-def can_anyone_take(sim, i):
-    """Else there is no point in asking again until a replica joins."""
-    for k in range(sim.num_replicas):
-        if can_take(sim, k, i):
-            return True
-    return False
+def set_accepting(sim, k, is_accepting):
+    integrate_load(sim)
+    replica_at(sim.replicas, k).is_accepting = is_accepting
+    book_accepting(sim.router, k, is_accepting)
 
 
 @kernel
@@ -176,7 +176,10 @@ def fail(sim, k):
         stage.is_busy = 0
         stage.num_queued = 0
     forget_stage_ends(sim, k)
-    book_lost_all(sim, k)
+    outstanding = signals_of(sim.router)[OUTSTANDING, k]
+    sim.num_decode_left += int(signals_of(sim.router)[GENERATED_TOKENS, k])
+    book_lost_all(sim.router, k)
+    measure_outstanding(sim, k, outstanding)
     integrate_kv(sim, k)
     replica.used_blocks = 0
     replica.num_holding = 0
@@ -191,39 +194,3 @@ def fail(sim, k):
     for phase in range(replica.block_size):
         phase_count[phase] = 0
     update_gauges(replica)
-
-
-@kernel
-def give_back(sim, k, i):
-    """Put a request of replica k back into the router's queue, which is in order of arrival."""
-    request = request_at(sim.requests, i)
-    if request.is_decoding:
-        request.last_token_at = last_token_at(sim, k, i)
-    request.prefill = request.num_prefill
-    request.processed = 0
-    request.is_decoding = 0
-    request.is_in_flight = 0
-    request.is_fresh = 0
-    request.replica = NOBODY
-    request.restarts += 1
-    sim.num_resent += 1
-    before = NOBODY
-    after = sim.queue_head if sim.queue_size > 0 else NOBODY
-    while after != NOBODY and is_older(sim, after, i):
-        before = after
-        after = request_at(sim.requests, after).next
-    request.next = after
-    if before == NOBODY:
-        sim.queue_head = i
-    else:
-        request_at(sim.requests, before).next = i
-    if after == NOBODY:
-        sim.queue_tail = i
-    sim.queue_size += 1
-
-
-@kernel
-def is_older(sim, i, j):
-    first = request_at(sim.requests, i).arrived_at
-    second = request_at(sim.requests, j).arrived_at
-    return first < second or (first == second and i < j)

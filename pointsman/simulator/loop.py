@@ -9,8 +9,7 @@ left to happen.
 from __future__ import annotations
 
 from pointsman.compiled.jit import kernel
-from pointsman.simulator.book import read_gauges, show_oracle, show_scrape
-from pointsman.simulator.dispatch import arrive, end_decisions, planned_event
+from pointsman.simulator.dispatch import arrive, end_decisions, fill_ask, planned_event
 from pointsman.simulator.events import (
     BATCH_END,
     HOLD_TIMER,
@@ -32,6 +31,8 @@ from pointsman.simulator.events import (
     slot_of,
     stage_of,
 )
+from pointsman.simulator.gauges import read_gauges, show_oracle, show_scrape
+from pointsman.simulator.queue import wake_router
 from pointsman.simulator.replica import (
     batch_end,
     replica_schedule,
@@ -39,7 +40,6 @@ from pointsman.simulator.replica import (
     stage_end,
     stage_schedule,
     step_alone,
-    wake_router,
 )
 from pointsman.simulator.state import (
     DECISION,
@@ -59,7 +59,8 @@ def advance(sim):
     """Run until a decision is needed, it is time to pause, or the end; the status says which."""
     while True:
         if sim.is_deciding:
-            if sim.queue_size > 0 and sim.num_accepting > 0:
+            if sim.router.queue_size > 0 and sim.router.num_accepting > 0:
+                fill_ask(sim)
                 sim.status = DECISION
                 return
             end_decisions(sim)

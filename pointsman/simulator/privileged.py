@@ -1,4 +1,4 @@
-"""What a critic may know in training and no policy ever does: the true state of the cluster and its shadow."""
+"""What a critic may know in training and no policy ever does: the true state of cluster and shadow."""
 
 from __future__ import annotations
 

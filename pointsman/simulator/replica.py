@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import float_list, float_table, int_list, long_list
-from pointsman.simulator.book import (
+from pointsman.routing.booking import (
+    book_failed,
     book_finished,
     book_first_token,
     book_step,
     book_tokens,
-    end_wait,
-    update_gauges,
+    signals_of,
 )
+from pointsman.routing.records import NOBODY, ticket_at
+from pointsman.routing.signals import OUTSTANDING
 from pointsman.simulator.cost import NUM_COEFFICIENTS, NUM_GRID_STEPS, stage_time
 from pointsman.simulator.events import (
     BATCH_END,
     REPLICA_SCHEDULE,
-    ROUTER_WAKES,
     STAGE_ARRIVAL,
     STAGE_END,
     STAGE_SCHEDULE,
@@ -31,6 +32,9 @@ from pointsman.simulator.events import (
     push_now,
     replace_first,
 )
+from pointsman.simulator.gauges import update_gauges
+from pointsman.simulator.measures import measure_finish, measure_first_token, measure_outstanding
+from pointsman.simulator.queue import give_back, wake_router
 from pointsman.simulator.schedulers import form_batch, num_sequences
 from pointsman.simulator.sequences import (
     append_running,
@@ -45,7 +49,6 @@ from pointsman.simulator.sequences import (
     stop_decoding,
 )
 from pointsman.simulator.state import (
-    NOBODY,
     ORCA,
     VLLM_V1,
     batch_at,
@@ -58,13 +61,6 @@ from pointsman.simulator.state import (
 )
 
 FAR = 1 << 62  # a step that never comes
-
-
-@kernel
-def wake_router(sim):
-    if sim.queue_size > 0 and not sim.is_wake_planned:
-        sim.is_wake_planned = 1
-        push_now(sim, encode(ROUTER_WAKES, 0, 0, 0))
 
 
 @kernel
@@ -204,7 +200,7 @@ def end_batch(sim, k, slot):
     batch.is_used = 0
     replica.num_in_flight -= 1
     sim.num_batches += 1
-    num_completed = sim.num_completed
+    num_done = sim.num_completed + sim.num_outgrown
     num_tokens = 0
     is_step_of_all = batch.is_lazy and batch.num_decodes == replica.num_decoding
     if batch.is_lazy and batch.num_decodes > 0:
@@ -213,7 +209,7 @@ def end_batch(sim, k, slot):
     if is_step_of_all:
         replica.last_step_at = sim.now
     num_first_tokens = 0
-    num_after_step = sim.num_completed
+    num_after_step = sim.num_completed + sim.num_outgrown
     for entry in range(batch.num_entries):
         i = entry_at(batch.entries, entry).request
         request_at(sim.requests, i).is_in_flight = 0
@@ -221,21 +217,23 @@ def end_batch(sim, k, slot):
             num_tokens += 1
             step_one(sim, k, i)
         else:
-            had_first_token = request_at(sim.requests, i).is_first_token_seen
+            ticket = ticket_at(sim.router.tickets, i)
+            had_first_token = ticket.is_started
             num_tokens += prefill_step(sim, k, i, entry_at(batch.entries, entry).num_tokens, is_step_of_all)
-            num_first_tokens += request_at(sim.requests, i).is_first_token_seen - had_first_token
-        if replica.scheduler != VLLM_V1 and request_at(sim.requests, i).completed_at < 0.0:
+            num_first_tokens += ticket.is_started - had_first_token
+        if replica.scheduler != VLLM_V1 and is_here(sim, k, i):
             append_running(sim, k, i)
     if replica.scheduler == VLLM_V1:
-        if sim.num_completed > num_after_step:
+        if sim.num_completed + sim.num_outgrown > num_after_step:
             sweep(sim, k)
         elif batch.num_entries > 0:
             find_first_partial(sim, k, replica.first_partial)
-    book_tokens(sim, k, num_tokens)
+    book_tokens(sim.router, k, num_tokens, sim.now)
+    sim.num_decode_left -= num_tokens
     update_gauges(replica)
     if sim.num_logged_batches < sim.batch_log_capacity:
         log_batch(sim, k, slot)
-    return num_first_tokens > 0 or sim.num_completed > num_completed
+    return num_first_tokens > 0 or sim.num_completed + sim.num_outgrown > num_done
 
 
 @kernel
@@ -253,7 +251,7 @@ def step_all(sim, k):
     if num_even > 0:
         interval = now - replica.last_step_at
         record_interval(sim, interval, num_even)
-        book_step(sim, k, interval)
+        book_step(sim.router, k, interval)
     replica.num_fresh = 0
     replica.steps += 1
     replica.step_phase = (replica.step_phase if replica.step_phase > 0 else replica.block_size) - 1
@@ -268,7 +266,7 @@ def step_all(sim, k):
         if not request.is_decoding:
             first_partial = kept if first_partial == NOBODY else first_partial
         else:
-            steps_left = request.num_prefill + request.num_decode - request.processed - replica.steps
+            steps_left = request.limit - request.processed - replica.steps
             if steps_left == 0:
                 finish(sim, k, i)
                 continue
@@ -285,12 +283,12 @@ def step_one(sim, k, i):
     request = request_at(sim.requests, i)
     interval = sim.now - last_token_at(sim, k, i)
     record_interval(sim, interval, 1)
-    book_step(sim, k, interval)
+    book_step(sim.router, k, interval)
     set_last_token(sim, k, i)
     stop_decoding(sim, k, i)
     request.processed += 1
     start_decoding(sim, k, i)
-    if request.processed + replica_at(sim.replicas, k).steps == request.num_prefill + request.num_decode:
+    if request.processed + replica_at(sim.replicas, k).steps == request.limit:
         finish(sim, k, i)
 
 
@@ -305,13 +303,13 @@ def prefill_step(sim, k, i, num_tokens, is_step_of_all):
     request.processed += 1
     if replica.scheduler == VLLM_V1:
         replica.num_partial -= 1
-    if not request.is_first_token_seen:
-        book_first_token(sim, k, i)
+    if not ticket_at(sim.router.tickets, i).is_started:
+        book_first_token(sim.router, i, request.prefill, sim.now)
     if request.first_token_at < 0.0:
-        end_wait(sim, i)
+        measure_first_token(sim, i)
     else:
         record_interval(sim, sim.now - request.last_token_at, 1)
-    if request.processed == request.num_prefill + request.num_decode:
+    if request.processed == request.limit:
         finish(sim, k, i)
         return 1
     start_decoding(sim, k, i)
@@ -330,7 +328,7 @@ def sweep(sim, k):
     kept = 0
     for position in range(replica.num_running):
         i = running[position]
-        if request_at(sim.requests, i).completed_at < 0.0:
+        if is_here(sim, k, i):
             running[kept] = i
             kept += 1
     replica.num_running = kept
@@ -339,6 +337,7 @@ def sweep(sim, k):
 
 @kernel
 def finish(sim, k, i):
+    """The replica is done with the request: it has all its tokens, or has outgrown the replica's memory."""
     replica = replica_at(sim.replicas, k)
     request = request_at(sim.requests, i)
     forget_fresh(sim, k, i)
@@ -347,11 +346,24 @@ def finish(sim, k, i):
     if replica.scheduler == ORCA:
         replica.used_blocks -= replica.blocks_per_seq
     else:
-        replica.used_blocks -= blocks_for(request.num_prefill + request.num_decode - 1, replica.block_size)
+        replica.used_blocks -= blocks_for(request.limit - 1, replica.block_size)
     replica.num_holding -= 1
+    outstanding = signals_of(sim.router)[OUTSTANDING, k]
+    num_output = request.limit - request.num_prefill
+    if num_output < request.num_decode:
+        # The server gives up. The router sends it elsewhere, now knowing that it needs more.
+        book_failed(sim.router, i, num_output)
+        measure_outstanding(sim, k, outstanding)
+        sim.num_decode_left += num_output
+        sim.num_outgrown += 1
+        request.seen = request.limit
+        give_back(sim, k, i)
+        return
     request.completed_at = sim.now
     sim.num_completed += 1
-    book_finished(sim, k, i)
+    book_finished(sim.router, i, num_output)
+    measure_outstanding(sim, k, outstanding)
+    measure_finish(sim, i)
     if sim.num_users > 0 and sim.next_arrival < sim.num_requests:
         # Closed loop: the table holds each request's pause until its user is free.
         follower = sim.next_arrival
@@ -359,6 +371,13 @@ def finish(sim, k, i):
         pause = request_at(sim.requests, follower).arrived_at
         push_later(sim, sim.now + pause, encode(USER_ARRIVAL, follower, 0, 0))
         sim.num_live += 1
+
+
+@kernel
+def is_here(sim, k, i):
+    """Whether request i is still replica k's."""
+    request = request_at(sim.requests, i)
+    return request.completed_at < 0.0 and request.replica == k
 
 
 @kernel

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from pointsman.compiled.jit import entry_point, kernel
 from pointsman.compiled.memory import address_of
-from pointsman.routing.heuristics import EXTERNAL, choose, require_room
-from pointsman.routing.observation import fill_privileged, keeps_holding, observe
-from pointsman.simulator.book import integrate_load
+from pointsman.routing.deciding import choose, require_room
+from pointsman.routing.heuristics import EXTERNAL
+from pointsman.routing.legality import keeps_holding
+from pointsman.routing.observation import observe
 from pointsman.simulator.dispatch import act, hold
 from pointsman.simulator.loop import advance
+from pointsman.simulator.measures import integrate_load
+from pointsman.simulator.privileged import fill_privileged
 from pointsman.simulator.state import DECISION, DONE, READY
 
 
 @kernel
-def decide(sim, policy, action):
+def carry_out(sim, policy, action):
     if action == 0:
-        sim.held_request = sim.queue_head
-        sim.hold_until = sim.now + policy.hold_s
+        sim.ask.hold_until = sim.now + policy.hold_s
     act(sim, action)
 
 
@@ -27,25 +29,28 @@ def decide(sim, policy, action):
 def run(clusters, policies, actions, first, last):
     """Advance clusters first..last-1, each on its own.
 
-    clusters: [N] SIM; policies: [N] POLICY; actions: [N]. A heuristic decides inside the kernel; with the
-    policy EXTERNAL a cluster that waits for a decision carries out actions[i] and runs on to the next one.
+    clusters: [N] SIM; policies: [N] POLICY; actions: [N]. A policy decides inside the kernel; with the policy
+    EXTERNAL a cluster that waits for a decision carries out actions[i] and runs on to the next one.
     """
     for i in range(first, last):
         sim = clusters[i]
         policy = policies[i]
-        require_room(sim, policy)
+        require_room(sim.router, sim.memory, policy)
         if sim.status == DECISION:
-            decide(sim, policy, actions[i])
+            carry_out(sim, policy, actions[i])
         if sim.status != DONE:
             sim.status = READY
         while sim.status == READY:
             advance(sim)
             if sim.status == DECISION:
-                if policy.hold_s > 0.0 and keeps_holding(sim, policy):
+                if keeps_holding(sim.router, policy, sim.ask, sim.now):
                     hold(sim)
                     sim.status = READY
                 elif policy.kind != EXTERNAL:
-                    decide(sim, policy, choose(sim, policy))
+                    action = choose(sim.router, sim.memory, policy, sim.ask, sim.now)
+                    if action < 0:
+                        raise ValueError("the policy's logits are not finite")
+                    carry_out(sim, policy, action)
                     sim.status = READY
         integrate_load(sim)
 
@@ -60,9 +65,11 @@ def look(clusters, policies, shadows, entities, context, legal, privileged, firs
     num_slots = entities.shape[1]
     for i in range(first, last):
         sim = clusters[i]
-        observe(
-            sim,
+        sim.outstanding_range = observe(
+            sim.router,
             policies[i],
+            sim.ask,
+            sim.now,
             num_slots,
             address_of(entities[i]),
             address_of(context[i]),
@@ -73,13 +80,9 @@ def look(clusters, policies, shadows, entities, context, legal, privileged, firs
 
 
 @entry_point
-def advise(clusters, policies, actions, first, last):
-    """actions [N]: what each policy would do now; the clusters' random numbers stay as they are."""
+def advise(clusters, policies, memories, actions, first, last):
+    """actions [N]: what each policy with its memory, of memories [N], would do; clusters stay as they are."""
     for i in range(first, last):
         sim = clusters[i]
-        require_room(sim, policies[i])
-        rng = sim.rng
-        round_robin = sim.round_robin
-        actions[i] = choose(sim, policies[i])
-        sim.rng = rng
-        sim.round_robin = round_robin
+        require_room(sim.router, memories[i], policies[i])
+        actions[i] = choose(sim.router, memories[i], policies[i], sim.ask, sim.now)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 
 from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import float_table, int_list, long_list
-from pointsman.routing.signals import CONTEXT_TOKENS, GENERATED_TOKENS, NUM_SIGNALS, QUEUE_LENGTH
+from pointsman.compiled.memory import int_list, long_list
+from pointsman.routing.booking import forget_tokens, signals_of
+from pointsman.routing.records import NOBODY, ticket_at
+from pointsman.routing.signals import QUEUE_LENGTH
 from pointsman.simulator.state import (
-    NOBODY,
     NUM_TBT_BINS,
     ORCA,
     TBT_BINS_PER_OCTAVE,
@@ -31,7 +32,7 @@ def blocks_for(num_tokens, block_size):
 
 @kernel
 def push_waiting(sim, k, i):
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    signals = signals_of(sim.router)
     replica = replica_at(sim.replicas, k)
     request_at(sim.requests, i).next = NOBODY
     if replica.waiting_head == NOBODY:
@@ -45,7 +46,7 @@ def push_waiting(sim, k, i):
 
 @kernel
 def push_waiting_front(sim, k, i):
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    signals = signals_of(sim.router)
     replica = replica_at(sim.replicas, k)
     request_at(sim.requests, i).next = replica.waiting_head
     if replica.waiting_head == NOBODY:
@@ -58,7 +59,7 @@ def push_waiting_front(sim, k, i):
 @kernel
 def remove_waiting(sim, k, i):
     """Take request i out of the queue, wherever it stands; False if it is not in there."""
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    signals = signals_of(sim.router)
     replica = replica_at(sim.replicas, k)
     before = NOBODY
     at = replica.waiting_head
@@ -81,7 +82,7 @@ def remove_waiting(sim, k, i):
 
 @kernel
 def pop_waiting(sim, k):
-    signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
+    signals = signals_of(sim.router)
     replica = replica_at(sim.replicas, k)
     i = replica.waiting_head
     replica.waiting_head = request_at(sim.requests, i).next
@@ -123,13 +124,12 @@ def start_decoding(sim, k, i):
     replica = replica_at(sim.replicas, k)
     phase_count = int_list(replica.phase_count, replica.block_size)
     request = request_at(sim.requests, i)
-    total = request.num_prefill + request.num_decode
     request.is_decoding = 1
     request.processed -= replica.steps
     phase_count[(request.processed - 1) % replica.block_size] += 1
     replica.num_decoding += 1
     replica.sum_processed += request.processed
-    replica.next_finish = min(replica.next_finish, total - request.processed)
+    replica.next_finish = min(replica.next_finish, request.limit - request.processed)
 
 
 @kernel
@@ -212,10 +212,8 @@ def evict(sim, k, i):
         replica.num_partial -= 1
         if replica.scheduler != VLLM_V1:
             # Vidur's quirk: the rest of the prompt becomes output, and tokens seen before come again.
-            if request.is_first_token_seen:
-                signals = float_table(sim.signals, NUM_SIGNALS, sim.num_replicas)
-                signals[CONTEXT_TOKENS, k] -= request.prefill - request.processed
-                signals[GENERATED_TOKENS, k] -= request.prefill - request.processed
+            if ticket_at(sim.router.tickets, i).is_started:
+                forget_tokens(sim.router, k, request.prefill - request.processed)
             request.prefill = request.processed
     request.processed = 0
     request.restarts += 1

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from pointsman.errors import InputError
+from pointsman.routing.policy import HoldSpec
 from pointsman.simulator.cost import CostSpec, RooflineCost
 from pointsman.simulator.hardware import Dtype
 from pointsman.spec import Spec, one_of
@@ -103,15 +104,6 @@ class SignalsSpec(Spec):
                 "raise scrape_interval_s: a router does not send a scrape before the last one returned",
             )
         return self
-
-
-class HoldSpec(Spec):
-    """Bounds on how long the router may keep a request to itself."""
-
-    max_hold_s: float = Field(default=60.0, ge=0, description="after this a request must be sent")
-    timer_s: float = Field(
-        default=0.1, gt=0, description="a held request is decided again at least this often"
-    )
 
 
 class ClusterSpec(Spec):

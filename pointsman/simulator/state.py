@@ -1,8 +1,8 @@
 """Everything a simulated cluster knows, in flat arrays of records.
 
 Kernels work on one `SIM` record: the cluster itself, and the addresses of its tables (see memory.py).
-Records (one row a request, a replica, a batch) keep what is read together next to each other in memory;
-`signals` is a table with one row a signal, because policies scan one signal over all replicas.
+Records (one row a request, a replica, a batch) keep what is read together next to each other in memory. What
+the router knows is a record of its own (routing/records.py), and policies get that one only.
 
 Letters: R replicas, M sequences a replica may hold, G pipeline stages, B tokens a KV block.
 
@@ -18,9 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from pointsman.compiled.memory import row_accessor
-
-NEVER = -1.0  # a time that has not come yet
-NOBODY = -1  # a request or replica that does not exist
+from pointsman.routing.records import ASK, MEMORY, ROUTER
 
 # Scheduler kinds.
 VLLM_V1, VLLM, SARATHI, ORCA = range(4)
@@ -36,10 +34,11 @@ TBT_LOWEST_EXPONENT = -17
 TBT_BINS_PER_OCTAVE = 64
 NUM_TBT_BINS = 24 * TBT_BINS_PER_OCTAVE
 
-NUM_LENGTH_CLASSES = 24  # output lengths are estimated for each power of two of the prompt length
-
 SIM = np.dtype(
     [
+        ("router", ROUTER),  # what the router knows; the rest it does not
+        ("memory", MEMORY),  # of the policy that decides
+        ("ask", ASK),  # the request it decides about
         # Tables, by address.
         ("replicas", "i8"),  # [R] REPLICA
         ("requests", "i8"),  # [num_requests] REQUEST, in order of arrival
@@ -47,15 +46,10 @@ SIM = np.dtype(
         ("costs", "i8"),  # COST, shared by all clusters
         ("heap", "i8"),  # FUTURE
         ("ring", "i8"),  # [ring_capacity] INSTANT
-        ("signals", "i8"),  # [NUM_SIGNALS, R] f8
         ("scraped", "i8"),  # [3, R] f8: values on their way from the servers to the router
-        ("output_estimate", "i8"),  # [NUM_LENGTH_CLASSES] f8
         ("tbt_histogram", "i8"),  # [NUM_TBT_BINS] i8
         ("touched", "i8"),  # [R + 1] i4: replicas that got a request in this round of decisions
-        ("scores", "i8"),  # [R] f8: of the heuristic that decides
-        ("credit", "i8"),  # [R] f8: of the weighted round robin
         ("scratch", "i8"),  # [M] i4
-        ("query", "i8"),  # QUERY: the request to place
         ("batch_log", "i8"),  # [batch_log_capacity] BATCH_LOG
         ("ring_capacity", "i8"),
         ("num_events", "i8"),
@@ -64,7 +58,6 @@ SIM = np.dtype(
         ("now", "f8"),
         ("stop_at", "f8"),  # time at which the kernel returns, so that two clusters can keep step
         ("status", "i4"),
-        ("num_replicas", "i4"),
         ("num_requests", "i8"),
         ("num_users", "i8"),  # closed loop; 0 = open
         ("next_arrival", "i8"),
@@ -73,32 +66,27 @@ SIM = np.dtype(
         ("pause_at", "i8"),  # completed requests after which the kernel returns, to show progress
         ("num_batches", "i8"),
         ("num_preemptions", "i8"),
-        ("num_resent", "i8"),  # requests that came back from a failed replica
+        ("num_outgrown", "i8"),  # times that a request turned out longer than its replica's memory
+        ("num_resent", "i8"),  # requests that came back to the router
         # Events: a heap for the future, a ring for this very instant.
         ("heap_size", "i8"),
         ("ring_head", "i8"),
         ("ring_size", "i8"),
         ("next_seq", "i8"),
         ("num_live", "i8"),  # events in the heap that are not timers or scrapes
-        # The router's queue, oldest first, linked through `requests.next`.
+        # The router's queue, oldest first, linked through `requests.next`; its size is the router's.
         ("queue_head", "i8"),
         ("queue_tail", "i8"),
-        ("queue_size", "i8"),
         ("held_request", "i8"),  # the head of the queue, if a policy holds it until there is room
         ("hold_until", "f8"),  # or until then
         ("is_deciding", "i4"),
         ("is_wake_planned", "i4"),
         ("is_timer_planned", "i4"),
         ("num_touched", "i4"),
-        ("num_accepting", "i4"),
-        ("fits_anywhere", "f8"),  # tokens; a request up to this size may go to any replica
-        ("max_hold_s", "f8"),
         ("hold_timer_s", "f8"),
         ("scrape_interval_s", "f8"),
         ("scrape_delay_s", "f8"),
         ("is_oracle", "i4"),
-        ("rng", "i8"),
-        ("round_robin", "i8"),
         # Time integrals.
         ("load_since", "f8"),
         ("num_in_system", "i8"),
@@ -147,6 +135,7 @@ REPLICA = np.dtype(
         ("chunk_tokens", "i4"),
         ("long_prefill_tokens", "i4"),
         ("blocks_per_seq", "i4"),  # orca reserves these
+        ("max_tokens", "i4"),  # prompt and output of the longest sequence it can serve at all
         ("cost", "i4"),
         ("is_alive", "i4"),
         ("is_accepting", "i4"),
@@ -171,8 +160,6 @@ REPLICA = np.dtype(
         ("kv_since", "f8"),
         ("kv_area", "f8"),
         ("busy_s", "f8"),
-        ("rate_since", "f8"),
-        ("rate_tokens", "i8"),  # seen since then
         ("num_sent", "i8"),
         # What the server's own gauges say; they move when a step ends.
         ("gauge_running", "f8"),
@@ -198,10 +185,10 @@ REQUEST = np.dtype(
         ("restarts", "i4"),
         ("session", "i4"),
         ("next", "i4"),
-        ("estimate", "i4"),  # output tokens the router expected when it sent the request
+        ("limit", "i4"),  # prompt and output at which its replica is done with it, or cannot hold it
+        ("seen", "i4"),  # prompt and output it had reached on a replica too small for it
         ("is_decoding", "i1"),
         ("is_in_flight", "i1"),
-        ("is_first_token_seen", "i1"),  # by the router, since the request was last sent
         ("is_fresh", "i1"),  # its last token did not come with a step of all decoding requests
     ],
     align=True,
@@ -262,18 +249,6 @@ COST = np.dtype(
 
 EVENT = np.dtype([("at", "f8"), ("kind", "i4"), ("replica", "i4"), ("value", "f8")], align=True)
 
-# A request as a policy may see it, beside the signals.
-QUERY = np.dtype(
-    [
-        ("num_prefill", "f8"),
-        ("expected_output", "f8"),  # by the router's estimate
-        ("waited_s", "f8"),
-        ("max_hold_s", "f8"),
-        ("queue_size", "f8"),
-    ],
-    align=True,
-)
-
 BATCH_LOG = np.dtype(
     [
         ("replica", "i4"),
@@ -297,4 +272,3 @@ future_at = row_accessor(FUTURE)
 instant_at = row_accessor(INSTANT)
 cost_at = row_accessor(COST)
 log_at = row_accessor(BATCH_LOG)
-query_at = row_accessor(QUERY)

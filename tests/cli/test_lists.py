@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.experiments.scenarios import SCENARIOS, UNSEEN
-from pointsman.routing.policy import HEURISTICS
+from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.signals import SIGNALS
 
 from .conftest import Cli

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
 from pointsman.evaluation.audit import Audited, Drivers, Samples, audit, record, summarise
-from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
+from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 from pointsman.routing.policy import PolicySpec
 
 RNG = np.random.default_rng(0)

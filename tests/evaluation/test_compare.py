@@ -23,7 +23,8 @@ from pointsman.experiments.metrics import latency
 from pointsman.experiments.objective import find_objective
 from pointsman.experiments.scenarios import find_scenario
 from pointsman.experiments.simulate import prepare, simulate
-from pointsman.routing.policy import HEURISTICS, PolicySpec
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.policy import PolicySpec
 
 SEEDS = (1000, 1001, 1002)
 POLICIES = ("round-robin", "least-outstanding", "least-work")

@@ -22,7 +22,8 @@ from pointsman.evaluation.explain import (
 )
 from pointsman.inference.checkpoint import Checkpoint, NetworkSpec
 from pointsman.inference.space import EntitySpace
-from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES, PRIVILEGED_FEATURES
+from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
+from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 from pointsman.training.networks import TensorObservation, build_network, from_checkpoint, to_checkpoint
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pointsman.inference.checkpoint import Checkpoint, NetworkSpec, _inference_shapes, save_checkpoint
 from pointsman.inference.space import EntitySpace, Feature
-from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES
+from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 
 
 def make_checkpoint(

@@ -12,7 +12,7 @@ from simulator.factories import make_policy
 from pointsman.inference.checkpoint import load_checkpoint, save_checkpoint
 from pointsman.routing.books import Ledger
 from pointsman.routing.decider import HOLD, Decider, PolicyError
-from pointsman.routing.policy import HEURISTICS
+from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.sources import DEFAULT_CHECKPOINT
 
 POLICIES = [kind for kind in HEURISTICS if kind not in ("linear-score", "vidur-lor")] + ["default"]

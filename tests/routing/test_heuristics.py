@@ -17,7 +17,8 @@ from simulator.factories import (
     random_workload,
 )
 
-from pointsman.routing.policy import HEURISTICS, PolicySpec, PolicyTables
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.routing.signals import SIGNALS
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas

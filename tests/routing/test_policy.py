@@ -10,10 +10,12 @@ import pytest
 from simulator.factories import make_cluster, make_workload
 
 from pointsman.errors import InputError
-from pointsman.routing.policy import HEURISTICS, PolicySpec, PolicyTables
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX
 from pointsman.simulator.run import advise, run
-from pointsman.routing.policy import HEURISTICS, PolicySpec, PolicyTables
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas

@@ -10,7 +10,8 @@ from pointsman.errors import InputError
 from pointsman.experiments.scenarios import find_scenario
 from pointsman.inference.checkpoint import save_checkpoint
 from pointsman.routing import sources
-from pointsman.routing.policy import HEURISTICS, PolicySpec, PolicyTables
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.spec import parse_spec
 
 from .learned import make_checkpoint, make_run

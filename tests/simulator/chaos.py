@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pointsman.routing.policy import HEURISTICS, PolicySpec
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.policy import PolicySpec
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.workload import Workload
 

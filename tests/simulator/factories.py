@@ -16,13 +16,7 @@ from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
 from pointsman.simulator.run import run
 from pointsman.simulator.spec import ClusterSpec
-from pointsman.simulator.state import (
-    DECISION,
-    DONE,
-    NUM_TBT_BINS,
-    TBT_BINS_PER_OCTAVE,
-    TBT_LOWEST_EXPONENT,
-)
+from pointsman.simulator.state import DECISION, DONE, NUM_TBT_BINS, TBT_BINS_PER_OCTAVE, TBT_LOWEST_EXPONENT
 from pointsman.spec import parse_spec
 from pointsman.workload import Workload
 

@@ -13,7 +13,8 @@ import pytest
 
 from pointsman.config import Config
 from pointsman.experiments.simulate import Prepared, run_to_end, simulate
-from pointsman.routing.policy import HEURISTICS, PolicyTables
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.policy import PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
 from pointsman.simulator.run import run as run_kernel

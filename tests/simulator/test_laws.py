@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pointsman.routing.policy import PolicySpec
 from pointsman.simulator.spec import ClusterSpec
-from pointsman.simulator.state import NOBODY
+from pointsman.routing.records import NOBODY
 from pointsman.workload import Workload
 
 from . import chaos

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointsman.routing.policy import HEURISTICS
+from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
 from pointsman.workload import Workload
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.simulator.state import NEVER
+from pointsman.routing.records import NEVER
 
 from .factories import NO_SCRAPES, Run, cost_of, load_benchmark, make_cluster, make_workload, scheduler_of
 

@@ -1,0 +1,195 @@
+"""The books of a live router, compiled: `booking.py`, driven by tokens as they stream in.
+
+Between two steps of a server its streams bring a token each, at one instant or nearly so; what came at one
+instant is booked together. A request that does not stream is taken to have its first token when the prompts
+ahead of it must have been read. Entry points get the address of the ROUTER record.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pointsman.compiled import jit
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import float_table
+from pointsman.routing.booking import (
+    book_accepting,
+    book_failed,
+    book_finished,
+    book_first_token,
+    book_scraped,
+    book_sent,
+    book_step,
+    book_tokens,
+    forget_tokens,
+    signals_of,
+    start,
+)
+from pointsman.routing.records import NEVER, NOBODY, account_at, router_at, ticket_at
+from pointsman.routing.signals import (
+    CONTEXT_TOKENS,
+    DECODING,
+    KV_CAPACITY_TOKENS,
+    MEASURED_ROWS,
+    OUTSTANDING,
+    PENDING_PREFILL_TOKENS,
+    PREFILL_S_PER_TOKEN,
+    STEP_FLOOR_S,
+    WAITING,
+)
+
+entry_point = partial(jit.entry_point, keeps_gil=True)
+
+SCRAPE_LIMIT_S = 5.0  # gauges older than this say nothing any more
+NUM_STEPS = 256  # kept for calibration.py
+FORGET_S = 10.0  # nor do the steps and first tokens of a replica that has had nothing to do for so long
+
+
+@entry_point
+def record_sent(routers, k, i, prompt_tokens, is_streaming, now):
+    """Ticket i goes to replica k; -> whether nobody waits there."""
+    router = router_at(routers, 0)
+    signals = signals_of(router)
+    found_nobody = signals[WAITING, k] == 0.0
+    book_sent(router, k, i, prompt_tokens, now)
+    ticket = ticket_at(router.tickets, i)
+    ticket.last_token_at = ticket.assumed_start_at = NEVER
+    if not is_streaming:
+        backlog_s = signals[PENDING_PREFILL_TOKENS, k] * signals[PREFILL_S_PER_TOKEN, k]
+        ticket.assumed_start_at = now + backlog_s + signals[STEP_FLOOR_S, k]
+        account_at(router.accounts, k).num_silent += 1
+    return found_nobody
+
+
+@kernel
+def settle(router, k):
+    """Book the tokens of the last instant at which any came."""
+    account = account_at(router.accounts, k)
+    if account.num_tokens > 0:
+        book_tokens(router, k, account.num_tokens, account.tokens_at)
+        account.num_tokens = 0
+
+
+@kernel
+def add_tokens(router, k, num_tokens, now):
+    account = account_at(router.accounts, k)
+    if account.tokens_at != now:
+        settle(router, k)
+        account.tokens_at = now
+    account.num_tokens += num_tokens
+
+
+@kernel
+def keep_step(router, k, step_s):
+    account = account_at(router.accounts, k)
+    if account.steps != 0:
+        steps = float_table(account.steps, 2, NUM_STEPS)
+        at = account.num_steps % NUM_STEPS
+        steps[0, at] = signals_of(router)[DECODING, k]
+        steps[1, at] = step_s
+        account.num_steps += 1
+
+
+@kernel
+def end_silence(router, i):
+    """The request is not among those any more whose first token will not be seen."""
+    ticket = ticket_at(router.tickets, i)
+    if ticket.assumed_start_at >= 0.0:
+        account_at(router.accounts, ticket.replica).num_silent -= 1
+
+
+@entry_point
+def record_first_token(routers, i, now):
+    router = router_at(routers, 0)
+    ticket = ticket_at(router.tickets, i)
+    ticket.last_token_at = now
+    ticket.num_output = 1
+    if not ticket.is_started:
+        end_silence(router, i)
+        book_first_token(router, i, ticket.prompt_tokens, now)
+    add_tokens(router, ticket.replica, 1, now)
+
+
+@entry_point
+def record_tokens(routers, i, num_tokens, now):
+    """More tokens of a request that has its first; they end a step, unless another stream's token has.
+
+    All streams of a replica get a token in each step, and the average is one of steps. The token ends a new
+    step if the one before it came no earlier than the last step that was booked.
+    """
+    router = router_at(routers, 0)
+    ticket = ticket_at(router.tickets, i)
+    k = ticket.replica
+    account = account_at(router.accounts, k)
+    if ticket.last_token_at >= account.last_step_at and now > ticket.last_token_at:
+        step_s = (now - ticket.last_token_at) / num_tokens
+        book_step(router, k, step_s)
+        account.last_step_at = now
+        keep_step(router, k, step_s)
+    ticket.last_token_at = now
+    ticket.num_output += num_tokens
+    add_tokens(router, k, num_tokens, now)
+
+
+@entry_point
+def record_finished(routers, i, num_output, now):
+    """num_output: by the server's own count, or -1. -> the length of its prompt, as booked"""
+    router = router_at(routers, 0)
+    ticket = ticket_at(router.tickets, i)
+    k = ticket.replica
+    if not ticket.is_started:  # it did not stream; nothing is learned from when it started
+        end_silence(router, i)
+        start(router, i, ticket.prompt_tokens)
+    if num_output > ticket.num_output:
+        add_tokens(router, k, num_output - ticket.num_output, now)
+    elif 0 <= num_output < ticket.num_output:
+        forget_tokens(router, k, ticket.num_output - num_output)
+    book_finished(router, i, num_output if num_output >= 0 else ticket.num_output)
+    return ticket.prompt_tokens
+
+
+@entry_point
+def record_failed(routers, i):
+    router = router_at(routers, 0)
+    ticket = ticket_at(router.tickets, i)
+    if not ticket.is_started:
+        end_silence(router, i)
+    book_failed(router, i, ticket.num_output)
+
+
+@entry_point
+def record_accepting(routers, k, is_accepting):
+    book_accepting(router_at(routers, 0), k, is_accepting)
+
+
+@entry_point
+def record_scraped(routers, k, running, waiting, kv_use, scraped_at):
+    router = router_at(routers, 0)
+    book_scraped(router, k, running, waiting, kv_use, scraped_at)
+    account_at(router.accounts, k).scraped_at = scraped_at
+
+
+@kernel
+def bring_up_to_date(router, k, now):
+    """What follows from the time alone: silent requests that have started, gauges too old to be used."""
+    signals = signals_of(router)
+    account = account_at(router.accounts, k)
+    settle(router, k)
+    if account.num_silent > 0:
+        i = account.waiting_head
+        while i != NOBODY:
+            ticket = ticket_at(router.tickets, i)
+            after = ticket.after
+            if 0.0 <= ticket.assumed_start_at <= now:
+                end_silence(router, i)
+                start(router, i, ticket.prompt_tokens)
+            i = after
+    if signals[OUTSTANDING, k] == 0.0 and now - account.last_step_at > FORGET_S:
+        # Else one hiccup would keep a replica without work, and without a chance to show that it is well.
+        for row in MEASURED_ROWS:
+            signals[row, k] = 0.0
+    if now - account.scraped_at > SCRAPE_LIMIT_S:
+        # The best guess at what the server would say; no policy has learned from gauges minutes old.
+        booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k]
+        kv_use = min(1.0, booked / signals[KV_CAPACITY_TOKENS, k])
+        book_scraped(router, k, signals[DECODING, k], signals[WAITING, k], kv_use, now)
