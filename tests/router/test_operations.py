@@ -428,7 +428,7 @@ def test_a_file_is_followed_as_it_changes(tmp_path: Path) -> None:
             assert c.router.registry.names() == {c.mocks[0].url, third.url}
             assert len([line for line in c.logged() if line["event"] == "discovery failed"]) == 1
             path.write_text(f"backends:\n- url: {third.url}\n  calibration: {{kv_capacity_tokens: 5000}}\n")
-            await until(lambda: any(r.calibration for r in c.router.registry))
+            await until(lambda: any(r.backend.calibration for r in c.router.registry))
             following.cancel()
 
     run(scenario)

@@ -14,6 +14,7 @@ import pytest
 from pointsman.cli.main import main
 from pointsman.router import main as router_main
 from pointsman.router.config import Settings
+from pointsman.router.listening import Ports
 from pointsman.router.main import Options, serve_forever
 from tests.router.fakes import FakeDecider, FakeLedger
 from tests.router.harness import Wire, post, run, until
@@ -64,12 +65,9 @@ def test_from_the_first_request_to_sigterm(tmp_path: Path, monkeypatch: pytest.M
                 source=None,
                 policy="fake",
                 shadow=None,
-                host="127.0.0.1",
-                port=0,
-                admin_host="127.0.0.1",
-                admin_port=0,
-                api_keys=None,
+                ports=Ports(port=0, admin_port=0),
                 backend_key=None,
+                backend_ca=None,
                 record=tmp_path / "traffic.jsonl",
                 logs_requests=True,
                 settings=Settings(),
