@@ -180,7 +180,7 @@ def _can_listen(option: str, listening: Listening) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"cannot listen on {listening.host} ({error.strerror})"
+        problem = f"cannot listen ({error.strerror})"
         raise InputError(option, listening.port, problem, "name another port or address") from None
 
 

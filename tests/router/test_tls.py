@@ -154,6 +154,41 @@ def test_connections_to_servers_are_reused_over_tls(authority: Authority, certif
     run(scenario)
 
 
+def test_a_slow_reader_slows_the_server_down_over_tls(authority: Authority, certificate: Path) -> None:
+    size, count = 1 << 20, 32
+    sent = 0
+
+    async def flood(mock: Mock, request: Any, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (count * size))
+        for _ in range(count):
+            writer.write(b"x" * size)
+            await writer.drain()
+            sent += size
+
+    async def scenario() -> None:
+        tls = client_side_tls(certificate, None)
+        async with (
+            secure_mock(certificate, flood) as server,
+            cluster(ok, backend_ca=authority.ca, tls=tls) as c,
+            secure_wire(c.port, authority.ca) as wire,
+        ):
+            c.router.registry.remove(c.mocks[0].url)
+            c.router.registry.add(Backend(url=f"https://localhost:{server.port}"))
+            wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await wire.send(post())
+            await until(lambda: sent > 0)
+            before = -1
+            while before != sent:
+                before = sent
+                await asyncio.sleep(0.2)
+            assert sent < 20 * size
+            wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert len((await wire.answer()).body) == count * size
+
+    run(scenario)
+
+
 def test_nobody_is_trusted_without_a_certificate_that_fits(authority: Authority, certificate: Path) -> None:
     async def asked(server: Mock, **tls: Any) -> str:
         pool = Pool(parse_url(f"https://127.0.0.1:{server.port}"), Limits(), **tls)
