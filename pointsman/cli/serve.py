@@ -51,7 +51,7 @@ def serve(
     admin_keys: Annotated[
         Path | None,
         typer.Option(
-            "--admin-keys", metavar="FILE", help="Keys of the admin API, as well; or $POINTSMAN_ADMIN_KEYS."
+            "--admin-keys", metavar="FILE", help="Keys of the admin API, likewise; or $POINTSMAN_ADMIN_KEYS."
         ),
     ] = None,
     tls_cert: Annotated[

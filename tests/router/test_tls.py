@@ -155,7 +155,7 @@ def test_connections_to_servers_are_reused_over_tls(authority: Authority, certif
 
 
 def test_a_slow_reader_slows_the_server_down_over_tls(authority: Authority, certificate: Path) -> None:
-    size, count = 1 << 20, 32
+    size, count = 1 << 20, 128
     sent = 0
 
     async def flood(mock: Mock, request: Any, writer: asyncio.StreamWriter) -> None:
@@ -182,7 +182,9 @@ def test_a_slow_reader_slows_the_server_down_over_tls(authority: Authority, cert
             while before != sent:
                 before = sent
                 await asyncio.sleep(0.2)
-            assert sent < 20 * size
+            (client,) = c.router.proxy.clients
+            assert client._transport.get_write_buffer_size() < 16 * size  # the rest is with the kernel
+            assert sent < count * size
             wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert len((await wire.answer()).body) == count * size
 
