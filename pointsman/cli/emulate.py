@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pointsman.cli.console import compilation_announced, print_json, say
-from pointsman.cli.options import AsJson
+from pointsman.cli.options import AsJson, check_port
 from pointsman.errors import InputError
 
 
@@ -64,9 +64,16 @@ def emulate(
         ) from None
     from pointsman.spec import parse_spec
 
+    named = _devices(replicas, device, devices)
+    check_port("--port", port)
+    if port > 0 and port + len(named) - 1 > 65535:
+        problem = f"leaves no port for the last of {len(named)} servers"
+        raise InputError("--port", port, problem, f"use one up to {65536 - len(named)}")
+    if admin_port is not None:
+        check_port("--admin-port", admin_port)
     fields: dict[str, Any] = {
         "model": model,
-        "devices": _devices(replicas, device, devices),
+        "devices": named,
         "time_scale": time_scale,
         "lengths": lengths,
         "seed": seed,

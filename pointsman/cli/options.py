@@ -153,3 +153,9 @@ def objective_named(name: str | None) -> Objective | None:
     from pointsman.experiments.objective import find_objective
 
     return find_objective(name) if name is not None else None
+
+
+def check_port(option: str, port: int) -> None:
+    """0 is allowed: any free one. Some event loops take a number that is too high for another port."""
+    if not 0 <= port <= 65535:
+        raise InputError(option, port, "is not a port", "use 0 (any free one) to 65535")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pointsman.cli.console import compilation_announced, say
+from pointsman.cli.options import check_port
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,6 +48,24 @@ def serve(
             "--api-keys", metavar="FILE", help="Keys of clients, one a line; or $POINTSMAN_API_KEYS."
         ),
     ] = None,
+    admin_keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--admin-keys", metavar="FILE", help="Keys of the admin API, likewise; or $POINTSMAN_ADMIN_KEYS."
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="Speak HTTPS with this certificate chain (PEM)."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", help="Its key, unless it is in the same file."),
+    ] = None,
+    backend_ca: Annotated[
+        Path | None,
+        typer.Option("--backend-ca", metavar="FILE", help="Who signs certificates of https:// servers."),
+    ] = None,
     shadow: Annotated[
         str | None,
         typer.Option("--shadow", metavar="POLICY", help="Count what this policy would have done."),
@@ -82,8 +101,11 @@ def serve(
     try:
         import uvloop
 
+        from pointsman.router.config import parse_url
         from pointsman.router.keys import BACKEND_KEY
+        from pointsman.router.listening import Ports
         from pointsman.router.main import Options, serve_forever
+        from pointsman.router.tls import server_side_tls
         from pointsman.router.workers import own_seat, supervise
     except ImportError as error:
         raise InputError("serve", error.name, "is not installed", "pip install 'pointsman[serve]'") from None
@@ -92,17 +114,20 @@ def serve(
     if settings:
         _print_settings(parsed)
         return
+    check_port("--port", port)
+    check_port("--admin-port", admin_port)
+    for url in backend or []:
+        parse_url(url)
+    if backend_ca is not None:
+        server_side_tls(backend_ca)
     options = Options(
         backends=backend or [],
         source=_source(backends, dns, kubernetes),
         policy=policy,
         shadow=shadow,
-        host=host,
-        port=port,
-        admin_host=admin_host,
-        admin_port=admin_port,
-        api_keys=api_keys,
+        ports=Ports(host, port, admin_host, admin_port, api_keys, admin_keys, tls_cert, tls_key),
         backend_key=os.environ.get(BACKEND_KEY),
+        backend_ca=backend_ca,
         record=record,
         logs_requests=not is_quiet,
         settings=parsed,

@@ -78,7 +78,8 @@ class Emulator:
             await self._admin.open()
         except OSError as error:
             self.close()
-            raise InputError("port", self.spec.port, error.strerror or str(error), "try another") from None
+            problem = f"cannot listen on {self.spec.host} ({error.strerror or error})"
+            raise InputError("port", self.spec.port, problem, "name another port or host") from None
 
     def close(self) -> None:
         for replica in self.replicas:

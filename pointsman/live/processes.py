@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import uvloop
 
 from pointsman.errors import InputError
-from pointsman.router.keys import ENVIRONMENT as CLIENT_KEYS
+from pointsman.router.keys import ADMIN, CLIENT
 
 _START_TIMEOUT_S = 600.0  # kernels may have to be compiled
 _STOP_TIMEOUT_S = 15.0
@@ -110,7 +110,8 @@ def run_to_end(main: Coroutine[Any, Any, Result]) -> Result:
 
 @asynccontextmanager
 async def _child(name: str, arguments: Sequence[str]) -> AsyncIterator[_Child]:
-    environment = {name: value for name, value in os.environ.items() if name != CLIENT_KEYS}
+    keys = (CLIENT.environment, ADMIN.environment)  # ours, not theirs
+    environment = {name: value for name, value in os.environ.items() if name not in keys}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

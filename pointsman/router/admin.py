@@ -70,11 +70,11 @@ class Admin:
             (b"GET", _PAGE): lambda query, body: dashboard.page(),
         }
 
-    def screen(self, head: Head) -> Answer | None:
+    def screen(self, head: Head, client: ClientConnection) -> Answer | None:
         # A page in the operator's browser can send requests to loopback, but not without an Origin.
         if head.special.get(b"origin") is not None:
             return refusal(403, "requests from web pages are not allowed")
-        return self._keys.refusal(head) if head.path != _PAGE else None
+        return self._keys.refusal(head, client.address, self._log) if head.path != _PAGE else None
 
     def handle(self, request: Request, client: ClientConnection) -> Job:
         return Later(self._answer(request), client)

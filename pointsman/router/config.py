@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pointsman.errors import InputError
 from pointsman.spec import Spec
+
+_TAIL = re.compile(r"(?<!/)(/v1)?/*$")  # of a URL; not of http://v1, which is a host
 
 
 class Limits(Spec):
@@ -88,6 +92,17 @@ class Backend(Spec):
     calibration: Mapping[str, Any] | None = Field(
         default=None, description="model and device, or its speed; what is left out is estimated"
     )
+    ca: Path | None = Field(
+        default=None, description="CA file for https; default: --backend-ca, else what the system trusts"
+    )
+    tls_name: str | None = Field(
+        default=None, description="the name in its certificate, if that is not the host of the URL"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _without_v1(cls, url: str) -> str:
+        return server_url(url)
 
 
 class Address(Spec):
@@ -102,18 +117,32 @@ class Address(Spec):
         return f"{host}:{self.port}"
 
 
+def server_url(url: str) -> str:
+    """Without the `/v1` that OpenAI clients want at the end: the path of a request brings its own."""
+    return _TAIL.sub("", url)
+
+
 def parse_url(url: str, field: str = "--backend") -> Address:
     remedy = "write it as http://host:port"
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        parts = urlsplit(server_url(url))
     except ValueError:
         raise InputError(field, url, "is not a URL", remedy) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InputError(field, url, "is not a URL of a server", remedy)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise InputError(field, url, "has more than a host, a port and a path", remedy)
+    if "/v1/" in parts.path:
+        raise InputError(field, url, "is the URL of one endpoint of a server", remedy)
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        raise InputError(field, url, "has a host name that cannot be", remedy) from None
     default_port = 443 if parts.scheme == "https" else 80
-    return Address(
-        scheme=parts.scheme, host=parts.hostname, port=port or default_port, prefix=parts.path.rstrip("/")
-    )
+    try:
+        port = default_port if parts.port is None else parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise InputError(field, url, "has a port that cannot be", "use a port from 1 to 65535")
+    return Address(scheme=parts.scheme, host=parts.hostname, port=port, prefix=parts.path)

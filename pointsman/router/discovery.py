@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import socket
-import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from pointsman.router.config import Address, Backend, Limits, parse_url
 from pointsman.router.fetching import FetchError, fetch
 from pointsman.router.logs import Log
 from pointsman.router.replicas import Registry
+from pointsman.router.tls import server_side_tls
 from pointsman.router.upstream import Pool
 from pointsman.spec import Spec, parse_spec, read_yaml
 
@@ -40,7 +40,7 @@ class _BackendFile(Spec):
 
 
 class FileSource:
-    """YAML: `backends:`, a list of URLs, or of `{url: …, calibration: {…}}`."""
+    """YAML: `backends:`, a list of URLs, or of `{url: …, calibration: {…}, ca: FILE, tls_name: …}`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,14 +54,22 @@ class FileSource:
 
     def read(self) -> list[Backend]:
         named = parse_spec(_BackendFile, read_yaml(self._path, "backends"), str(self._path)).backends
-        backends = [Backend(url=one) if isinstance(one, str) else one for one in named]
+        backends = [self._backend(one) for one in named]
         for backend in backends:
             parse_url(backend.url, f"{self._path}: backends")
+            if backend.ca is not None:
+                server_side_tls(backend.ca)
         return backends
+
+    def _backend(self, named: Backend | str) -> Backend:
+        backend = Backend(url=named) if isinstance(named, str) else named
+        if backend.ca is None:
+            return backend
+        return backend.model_copy(update={"ca": self._path.parent / backend.ca})
 
 
 class DnsSource:
-    """All addresses of a name, as a headless service of Kubernetes has them."""
+    """All addresses of a name, as a headless service of Kubernetes has them. Certificates bear the name."""
 
     def __init__(self, url: str) -> None:
         self._address = parse_url(url, "--dns")
@@ -74,23 +82,24 @@ class DnsSource:
         except OSError as error:
             raise SourceError(f"{address.host} cannot be resolved ({error})") from None
         hosts = sorted({str(entry[4][0]) for entry in found})
-        return [Backend(url=_url(address, host)) for host in hosts]
+        return [Backend(url=_url(address, host), tls_name=address.host) for host in hosts]
 
 
 class KubernetesSource:
     """The ready endpoints of a service, from its EndpointSlices; by the pod's own service account.
 
-    It needs the right to `list` `endpointslices` of `discovery.k8s.io` in the namespace.
+    It needs the right to `list` `endpointslices` of `discovery.k8s.io` in the namespace. A port whose
+    `appProtocol` is `https` is asked so; the certificate is for SERVICE.NAMESPACE.svc.
     """
 
     def __init__(self, service: str, account: Path = _SERVICE_ACCOUNT) -> None:
         name, _, port = service.partition(":")
         namespace, slash, self._service = name.rpartition("/")
-        if not self._service or (port and not port.isdecimal()):
+        self._port = int(port) if port.isdecimal() else None
+        if not self._service or (port and not 0 < (self._port or 0) < 65536):
             raise InputError(
                 "--kubernetes", service, "is not a service", "write it as namespace/service:port"
             )
-        self._port = int(port) if port else None
         self._account = account
         if not slash:
             namespace = self._read("namespace").strip()
@@ -105,8 +114,7 @@ class KubernetesSource:
             port=int(os.environ.get("KUBERNETES_SERVICE_PORT", "443")),
             prefix="",
         )
-        tls = ssl.create_default_context(cafile=str(account / "ca.crt")) if api.scheme == "https" else None
-        self._pool = Pool(api, Limits(), tls)
+        self._pool = Pool(api, Limits(), account / "ca.crt")
 
     async def backends(self) -> Sequence[Backend]:
         path = (
@@ -122,7 +130,8 @@ class KubernetesSource:
         if answer.status != 200:
             raise SourceError(f"Kubernetes API answered {answer.status}")
         try:
-            return ready_endpoints(json.loads(answer.body), self._port)
+            tls_name = f"{self._service}.{self._namespace}.svc"
+            return ready_endpoints(json.loads(answer.body), self._port, tls_name)
         except (ValueError, KeyError, TypeError) as error:
             raise SourceError(f"Kubernetes API: unexpected answer ({error})") from None
 
@@ -134,20 +143,21 @@ class KubernetesSource:
             raise InputError("--kubernetes", str(self._account / name), problem, "run it in a pod") from None
 
 
-def ready_endpoints(slices: Any, port: int | None) -> list[Backend]:
+def ready_endpoints(slices: Any, port: int | None, tls_name: str | None = None) -> list[Backend]:
     """`port` None: the first port of each slice."""
     urls = set()
     for one in slices["items"]:
-        ports = [entry["port"] for entry in one.get("ports") or []]
-        chosen = port if port is not None else ports[0] if ports else None
+        protocols = {entry["port"]: entry.get("appProtocol") for entry in one.get("ports") or []}
+        chosen = port if port is not None else next(iter(protocols), None)
         if chosen is None:
             continue
+        scheme = "https" if protocols.get(chosen) == "https" else "http"
         for endpoint in one.get("endpoints") or []:
             # Absent means unknown, which is to be read as ready.
             if endpoint.get("conditions", {}).get("ready") in (True, None):
                 for host in endpoint["addresses"]:
-                    urls.add(_url(Address(scheme="http", host=host, port=chosen, prefix=""), host))
-    return [Backend(url=url) for url in sorted(urls)]
+                    urls.add(_url(Address(scheme=scheme, host=host, port=chosen, prefix=""), host))
+    return [Backend(url=url, tls_name=tls_name) for url in sorted(urls)]
 
 
 def _url(address: Address, host: str) -> str:
@@ -172,7 +182,7 @@ class Discovery:
 
     async def look(self, *, is_returning: bool = False) -> None:
         try:
-            wanted = {backend.url.rstrip("/"): backend for backend in await self._source.backends()}
+            wanted = {backend.url: backend for backend in await self._source.backends()}
         except SourceError as error:
             if str(error) != self._problem:  # once, not every two seconds
                 self._problem = str(error)

@@ -137,6 +137,8 @@ class ClientConnection(asyncio.Protocol):
         self._is_half_closed = True
         if self._current is None and not self._ready:
             return False
+        if not self._transport.can_write_eof():  # with TLS the end of one direction is the end of both
+            return False
         self._probe()
         return True
 
@@ -199,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(HEAD_TOO_LARGE)
         problem = framing_problem(
             head, version, self._parser.should_upgrade(), self._limits
-        ) or self._service.screen(head)
+        ) or self._service.screen(head, self)
         if problem is not None:
             self._refuse(problem if not announces_body(head) else problem._replace(closes=True))
         expectation = head.special.get(b"expect")
@@ -230,6 +232,12 @@ class ClientConnection(asyncio.Protocol):
             self._is_parsing = False
 
     # --- what the service says ---
+
+    @property
+    def address(self) -> str:
+        """Of the client."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else ""
 
     @property
     def is_head_sent(self) -> bool:

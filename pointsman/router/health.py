@@ -14,6 +14,7 @@ from pointsman.router.config import Reliability
 from pointsman.router.contract import Ledger
 from pointsman.router.fetching import FetchError, fetch
 from pointsman.router.holding import Dispatcher
+from pointsman.router.keys import BACKEND_KEY
 from pointsman.router.replicas import Registry, Replica
 
 _RUNNING = ("vllm:num_requests_running",)
@@ -44,17 +45,21 @@ class Watch:
         self._settings = settings
         self._headers = headers
         self._tasks: dict[Replica, list[asyncio.Task[None]]] = {}
+        self.problems: dict[str, str] = {}  # by replica, what was wrong at the first look
         registry.on_change.append(self._follow)
 
     async def check_all(self) -> None:
         """Once, before the first request is let in: a replica that is down should not get it."""
         replicas = list(self._registry)
-        async with asyncio.TaskGroup() as group:
-            for replica in replicas:
-                group.create_task(self._check(replica, is_first=True))
-                group.create_task(self._read_models(replica))
-        for replica in replicas:
+        checks = (self._check(replica, is_first=True) for replica in replicas)
+        lists = (self._read_models(replica) for replica in replicas)
+        _, problems = await asyncio.gather(asyncio.gather(*checks), asyncio.gather(*lists))
+        for replica, problem in zip(replicas, problems, strict=True):
             self._start(replica)
+            if replica.problem is not None:
+                self.problems[replica.name] = f"{replica.problem}; it gets requests once it is well"
+            elif problem is not None:
+                self.problems[replica.name] = problem
 
     def stop(self) -> None:
         for tasks in self._tasks.values():
@@ -82,14 +87,16 @@ class Watch:
         ]
 
     async def _check(self, replica: Replica, *, is_first: bool = False) -> None:
+        problem = None
         try:
             answer = await fetch(replica.pool, "/health", self._settings.health_timeout_s, self._headers)
-            is_alive = answer.status < 500  # servers without /health answer 404
-        except FetchError:
-            is_alive = False
-        if is_first and not is_alive:
+            if answer.status >= 500:  # servers without /health answer 404
+                problem = f"answers {answer.status} to /health"
+        except FetchError as error:
+            problem = f"does not answer ({error})"
+        if is_first and problem is not None:
             replica.num_failed_checks = self._settings.health_failures
-        self._registry.checked(replica, is_alive)
+        self._registry.checked(replica, problem)
 
     async def _scrape(self, replica: Replica) -> None:
         try:
@@ -101,17 +108,24 @@ class Watch:
             self._ledger.scraped(replica.slot, *gauges, monotonic())
             self._dispatcher.wake()
 
-    async def _read_models(self, replica: Replica) -> None:
+    async def _read_models(self, replica: Replica) -> str | None:
+        """-> what is wrong with the answer."""
         try:
             answer = await fetch(replica.pool, "/v1/models", self._settings.health_timeout_s, self._headers)
-        except FetchError:
-            return
+        except FetchError as error:
+            return f"does not list its models ({error})"
+        if answer.status in (401, 403):
+            return f"answers {answer.status} to /v1/models; ${BACKEND_KEY} is the key that it gets"
         models = read_models(answer.body) if answer.status == 200 else None
-        if models is not None:
-            self._registry.set_models(replica, models)
+        if models is None:
+            return (
+                f"lists no models (status {answer.status} of /v1/models); is it an OpenAI-compatible server?"
+            )
+        self._registry.set_models(replica, models)
+        return None
 
 
-async def _every(interval_s: float, ask: Callable[[Replica], Awaitable[None]], replica: Replica) -> None:
+async def _every(interval_s: float, ask: Callable[[Replica], Awaitable[object]], replica: Replica) -> None:
     while True:
         await asyncio.sleep(interval_s)
         await ask(replica)

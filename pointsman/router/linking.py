@@ -56,7 +56,7 @@ class Leader:
 
     def _state(self) -> dict[str, Any]:
         replicas = [
-            {"url": one.name, "calibration": one.calibration, "is_draining": one.is_draining}
+            {"backend": one.backend.model_dump(mode="json"), "is_draining": one.is_draining}
             for one in self._router.registry
             if not one.is_leaving
         ]
@@ -165,15 +165,12 @@ class Follower:
     def _adopt(self, state: dict[str, Any]) -> None:
         """Make replicas and policy what the leader says."""
         registry, chooser = self._router.registry, self._router.chooser
-        wanted = {one["url"]: one for one in state["replicas"]}
+        wanted = {one["backend"]["url"]: one for one in state["replicas"]}
         for name in registry.names() - wanted.keys():
             registry.remove(name)
         for name, one in wanted.items():
             if name not in registry.names():
-                registry.add(
-                    Backend(url=name, calibration=one["calibration"]),
-                    is_returning=self.is_informed.is_set(),
-                )
+                registry.add(Backend.model_validate(one["backend"]), is_returning=self.is_informed.is_set())
             registry.drain(name, one["is_draining"])
         if state["policy"] != chooser.policy:
             try:

@@ -47,8 +47,14 @@ class Log:
 
     def event(self, event: str, **about: Any) -> None:
         """Something that happens seldom."""
-        self._lines.append({"time": microseconds(time()), "event": event, **about})
+        self.note(event, **about)
         self.flush()
+
+    def note(self, event: str, **about: Any) -> None:
+        """Something that may happen often: it is written with the next lines."""
+        self._lines.append({"time": microseconds(time()), "event": event, **about})
+        if len(self._lines) > _MAX_BUFFERED:
+            self.flush()
 
     def flush(self) -> None:
         """A full disk must not stop the router: what cannot be written is lost, and the next line says so."""

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from pointsman.errors import InputError
 from pointsman.router.admin import Admin
-from pointsman.router.config import Backend, Settings
+from pointsman.router.config import Backend, Settings, server_url
 from pointsman.router.contract import Decider, DeciderSource, Ledger
 from pointsman.router.discovery import Discovery, Source
 from pointsman.router.downstream import ClientConnection
-from pointsman.router.keys import Keys, read_keys
 from pointsman.router.linking import Follower, Leader
+from pointsman.router.listening import Listening, Ports
 from pointsman.router.recording import Recorder, new_recording
 from pointsman.router.server import Parts, Router, port_of
+from pointsman.router.tls import CERT, tls_options
 from pointsman.router.workers import Seat
 
 _GC_THRESHOLD = 50_000
@@ -33,12 +34,9 @@ class Options:
     source: Source | None
     policy: str
     shadow: str | None
-    host: str
-    port: int
-    admin_host: str
-    admin_port: int
-    api_keys: Path | None
+    ports: Ports
     backend_key: str | None
+    backend_ca: Path | None
     record: Path | None
     logs_requests: bool
     settings: Settings
@@ -69,18 +67,19 @@ async def serve_forever(
     `seat`: this process is one of several.
     """
     settings = options.settings
+    public, private = options.ports.check()
     book, deciders = live_books(settings, seat)
     recorder = _recorder(options, seat)
-    keys = read_keys(options.api_keys)
     parts = Parts(
         ledger=book,
         deciders=deciders,
         log_to=log_to,
         policy=options.policy,
         shadow=options.shadow,
-        keys=keys,
+        keys=public.keys,
         recorder=recorder,
         backend_key=options.backend_key,
+        backend_ca=options.backend_ca,
         logs_requests=options.logs_requests,
     )
     router = Router(parts, settings, [Backend(url=url) for url in options.backends])
@@ -89,16 +88,15 @@ async def serve_forever(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    try:
-        if seat is None or seat.leads:
-            control: _Leading | _Following = _Leading(options, router, keys, seat)
-        else:
-            control = _Following(router, seat)
+    if seat is None or seat.leads:
+        control: _Leading | _Following = _Leading(options, router, private, seat)
+    else:
+        control = _Following(router, seat)
+    with _can_listen("--admin-port", private):
         await control.start()
-        port = await router.start(options.host, options.port if seat is None else seat.port, seat is not None)
-    except OSError as error:
-        remedy = "name another address with --host and --port, --admin-host and --admin-port"
-        raise InputError("--port", options.port, f"cannot listen ({error.strerror})", remedy) from None
+    with _can_listen("--port", public):
+        port = public.port if seat is None else seat.port
+        port = await router.start(public.host, port, seat is not None, public.tls)
     # What is there now stays; what a request leaves behind is freed by counting references.
     gc.collect()
     gc.freeze()
@@ -108,8 +106,10 @@ async def serve_forever(
         seat.ready.touch()
     if control.admin_url is not None:
         about = f"policy {options.policy}, {len(router.registry)} servers"
-        say(f"listening on http://{options.host}:{port}/v1, {about}")
+        say(f"listening on {public.url(port)}/v1, {about}")
         say(f"admin on {control.admin_url}/admin/replicas, live page on {control.admin_url}/dashboard")
+        for warning in _warnings(options, router, private):
+            say(f"warning: {warning}")
     await stopped.wait()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
@@ -122,10 +122,11 @@ async def serve_forever(
 class _Leading:
     """Looks for replicas, takes commands, and tells other processes."""
 
-    def __init__(self, options: Options, router: Router, keys: Keys, seat: Seat | None) -> None:
+    def __init__(self, options: Options, router: Router, listening: Listening, seat: Seat | None) -> None:
         self._options = options
         self._router = router
-        self._admin = Admin(router, keys)
+        self._listening = listening
+        self._admin = Admin(router, listening.keys)
         self._leader = Leader(router, seat.leader) if seat is not None else None
         self._looking: asyncio.Task[None] | None = None
         self.admin_url: str | None = None
@@ -139,10 +140,11 @@ class _Leading:
             self._looking = loop.create_task(discovery.run())
         self._server = await loop.create_server(
             lambda: ClientConnection(self._admin, options.settings.limits),
-            options.admin_host,
-            options.admin_port,
+            self._listening.host,
+            self._listening.port,
+            **tls_options(self._listening.tls, options.settings.limits),
         )
-        self.admin_url = f"http://{options.admin_host}:{port_of(self._server)}"
+        self.admin_url = self._listening.url(port_of(self._server))
         if self._leader is not None:
             await self._leader.start()
 
@@ -172,6 +174,25 @@ class _Following:
 
     def stop(self) -> None:
         self._running.cancel()
+
+
+@contextmanager
+def _can_listen(option: str, listening: Listening) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot listen ({error.strerror})"
+        raise InputError(option, listening.port, problem, "name another port or address") from None
+
+
+def _warnings(options: Options, router: Router, admin: Listening) -> Iterator[str]:
+    for url in options.backends:
+        if server_url(url) != url.rstrip("/"):
+            yield f"{url} is taken as {server_url(url)}: the paths of requests bring their own /v1"
+    for name, problem in router.watch.problems.items():
+        yield f"{name} {problem}"
+    if not admin.is_local and admin.tls is None:
+        yield f"admin keys travel unencrypted; {CERT} changes that"
 
 
 def _recorder(options: Options, seat: Seat | None) -> Recorder | None:

@@ -102,12 +102,12 @@ class Proxy:
 
     # --- what client connections say ---
 
-    def screen(self, head: Head) -> Answer | None:
+    def screen(self, head: Head, client: ClientConnection) -> Answer | None:
         if not head.target.startswith(b"/"):
             return refusal(400, "the request target is not a path")
         if head.path in _OPEN_PATHS:
             return None
-        answer = self._keys.refusal(head)
+        answer = self._keys.refusal(head, client.address, self._log)
         if answer is not None:
             self.metrics.requests[NO_REPLICA, answer.status] += 1
         return answer

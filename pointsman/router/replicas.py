@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from pointsman.errors import InputError
 from pointsman.router.breaker import HALF_OPEN, OPEN, Breaker
-from pointsman.router.config import Backend, Settings, parse_url
+from pointsman.router.config import Backend, Settings, parse_url, server_url
 from pointsman.router.contract import Ledger
 from pointsman.router.upstream import Pool
 
@@ -18,15 +19,15 @@ _MIN_SHARE = 0.05  # of a replica that has just returned
 
 
 class Replica:
-    def __init__(self, backend: Backend, settings: Settings, slot: int) -> None:
-        self.name = backend.url.rstrip("/")
+    def __init__(self, backend: Backend, pool: Pool, settings: Settings, slot: int) -> None:
+        self.backend = backend
+        self.name = backend.url
         self.slot = slot
-        self.calibration = backend.calibration
-        self.address = parse_url(backend.url)
+        self.pool = pool
+        self.address = pool.address
         # What a request line has on both sides of the target.
         self.before_target = b" " + self.address.prefix.encode()
         self.after_target = b" HTTP/1.1\r\nhost: %b\r\n" % self.address.netloc.encode()
-        self.pool = Pool(self.address, settings.limits)
         self.breaker = Breaker(settings.reliability)
         self.num_outstanding = 0
         self.num_sent = 0
@@ -37,6 +38,7 @@ class Replica:
         self.models: dict[str, Any] | None = None  # None: not known yet
         self.returned_at: float | None = None
         self.num_failed_checks = 0
+        self.problem: str | None = None  # of its last health check
         # What other processes have of it: `numbers`, by process.
         self.elsewhere: dict[int, tuple[int, ...]] = {}
 
@@ -74,9 +76,11 @@ class Replica:
 
 
 class Registry:
-    def __init__(self, ledger: Ledger, settings: Settings) -> None:
+    def __init__(self, ledger: Ledger, settings: Settings, ca: Path | None = None) -> None:
+        """`ca`: of replicas that have none of their own."""
         self._ledger = ledger
         self._settings = settings
+        self._ca = ca
         self.by_slot: dict[int, Replica] = {}
         self.accepting: list[Replica] = []
         self._returning: list[Replica] = []
@@ -94,7 +98,7 @@ class Registry:
 
     def find(self, name: str) -> Replica:
         for replica in self.by_slot.values():
-            if replica.name == name.rstrip("/") and not replica.is_leaving:
+            if replica.name == server_url(name) and not replica.is_leaving:
                 return replica
         known = ", ".join(replica.name for replica in self.by_slot.values())
         raise InputError("replica", name, "is not one of ours", f"known: {known}")
@@ -103,11 +107,11 @@ class Registry:
         return {replica.name for replica in self.by_slot.values() if not replica.is_leaving}
 
     def add(self, backend: Backend, *, is_returning: bool = False) -> Replica:
-        parse_url(backend.url)
-        if backend.url.rstrip("/") in self.names():
+        pool = Pool(parse_url(backend.url), self._settings.limits, backend.ca or self._ca, backend.tls_name)
+        if backend.url in self.names():
             raise InputError("replica", backend.url, "is there already", "name another one")
-        slot = self._ledger.add(backend.url.rstrip("/"), backend.calibration)
-        replica = self.by_slot[slot] = Replica(backend, self._settings, slot)
+        slot = self._ledger.add(backend.url, backend.calibration)
+        replica = self.by_slot[slot] = Replica(backend, pool, self._settings, slot)
         if is_returning:
             replica.returned_at = monotonic()
         self._ledger.set_accepting(slot, True)
@@ -146,8 +150,10 @@ class Registry:
         if replica.breaker.state != before:
             self._changed(replica, "breaker open")
 
-    def checked(self, replica: Replica, is_alive: bool) -> None:
-        """The outcome of an active health check."""
+    def checked(self, replica: Replica, problem: str | None) -> None:
+        """The outcome of an active health check; `problem` None: it is well."""
+        is_alive = problem is None
+        replica.problem = problem
         replica.num_failed_checks = 0 if is_alive else replica.num_failed_checks + 1
         if is_alive and not replica.is_healthy:
             replica.is_healthy = True

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import TextIO
 
@@ -22,6 +24,7 @@ from pointsman.router.metrics import Exposition, Metrics
 from pointsman.router.proxy import Proxy
 from pointsman.router.recording import Recorder
 from pointsman.router.replicas import Registry, Replica
+from pointsman.router.tls import tls_options
 
 _TICK_S = 0.25
 _BACKLOG = 1024
@@ -40,6 +43,7 @@ class Parts:
     keys: Keys = field(default_factory=lambda: Keys([]))
     recorder: Recorder | None = None
     backend_key: str | None = None
+    backend_ca: Path | None = None
     logs_requests: bool = True
 
 
@@ -48,7 +52,7 @@ class Router:
         self.settings = settings
         self.log = Log(parts.log_to, has_requests=parts.logs_requests)
         self._metrics = Metrics()
-        self.registry = Registry(parts.ledger, settings)
+        self.registry = Registry(parts.ledger, settings, parts.backend_ca)
         for backend in backends:
             self.registry.add(backend)
         self.chooser = Chooser(
@@ -89,7 +93,9 @@ class Router:
         self.proxy.count()
         return self._metrics
 
-    async def start(self, host: str, port: int, shares_port: bool = False) -> int:
+    async def start(
+        self, host: str, port: int, shares_port: bool = False, tls: ssl.SSLContext | None = None
+    ) -> int:
         """Returns the port, which was free to choose if 0 was given."""
         await self.watch.check_all()
         loop = asyncio.get_running_loop()
@@ -99,6 +105,7 @@ class Router:
             port,
             backlog=_BACKLOG,
             reuse_port=shares_port,
+            **tls_options(tls, self.settings.limits),
         )
         self._ticking = loop.create_task(self._tick())
         return port_of(self._server)
@@ -156,7 +163,8 @@ class Router:
                 asyncio.get_running_loop().call_exception_handler(about)
 
     def _log_change(self, replica: Replica, what: str) -> None:
-        self.log.event("replica", replica=replica.name, what=what)
+        why = {"problem": replica.problem} if what == "unhealthy" else {}
+        self.log.event("replica", replica=replica.name, what=what, **why)
 
 
 def port_of(server: asyncio.Server) -> int:

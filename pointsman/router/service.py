@@ -27,7 +27,7 @@ class Job(Protocol):
 class Service(Protocol):
     is_draining: bool
 
-    def screen(self, head: Head) -> Answer | None:
+    def screen(self, head: Head, client: ClientConnection) -> Answer | None:
         """A refusal that needs no body to be read."""
 
     def handle(self, request: Request, client: ClientConnection) -> Job | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
+from pathlib import Path
 from time import monotonic
 from typing import Protocol, cast
 
@@ -14,6 +14,7 @@ from pointsman.router.config import Address, Limits
 from pointsman.router.heads import Known, known_head
 from pointsman.router.messages import EVENT_STREAM, LOAD_REPORT, AnswerHead, Headers, passed_to_client
 from pointsman.router.sockets import no_delay
+from pointsman.router.tls import server_side_tls
 from pointsman.router.turns import Turn, this_turn
 
 _TIMED_OUT = "timed out"
@@ -288,13 +289,16 @@ class UpstreamConnection(asyncio.Protocol):
 class Pool:
     """The connections to one server."""
 
-    def __init__(self, address: Address, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, address: Address, limits: Limits, ca: Path | None = None, tls_name: str | None = None
+    ) -> None:
+        """`ca` and `tls_name`, for https: as in `Backend`."""
         self.address = address
         self.known: Known[AnswerHead] | None = None  # of the last whole answer; the next may have the same
         self._limits = limits
-        self._tls = (
-            tls if tls is not None else ssl.create_default_context() if address.scheme == "https" else None
-        )
+        is_secure = address.scheme == "https"
+        self._tls = server_side_tls(ca) if is_secure else None
+        self._tls_name = tls_name or address.host if is_secure else None
         self.idle: deque[UpstreamConnection] = deque()  # use the last: the others may grow old
         self._open: set[UpstreamConnection] = set()
         self._dialling: set[asyncio.Task[None]] = set()
@@ -322,7 +326,11 @@ class Pool:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._limits.connect_timeout_s):
             _, connection = await loop.create_connection(
-                lambda: UpstreamConnection(self), self.address.host, self.address.port, ssl=self._tls
+                lambda: UpstreamConnection(self),
+                self.address.host,
+                self.address.port,
+                ssl=self._tls,
+                server_hostname=self._tls_name,
             )
         self._open.add(connection)
         return connection

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pointsman.errors import InputError
+from pointsman.router.listening import resolve
 from pointsman.router.recording import Recording, new_recording
 from pointsman.routing.sharing import Books
 
@@ -176,7 +177,10 @@ def _stop(workers: Sequence[Worker], drain_s: float) -> None:
 
 def _reserve(host: str, port: int) -> socket.socket:
     """The port, for all workers: bound here, listened on by them."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    resolve(host, "--host")  # refuses what is none
+    family, kind, _, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
     reserved = socket.socket(family, kind)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -25,7 +25,10 @@ from pointsman.cli.main import main
         (["--model", "llama-0"], "llama-0"),
         (["--time-scale", "0"], "time_scale"),
         (["--lengths", "endless"], "lengths"),
-        (["--port", "70000"], "port"),
+        (["--port", "70000"], "--port = 70000: is not a port"),
+        (["--admin-port", "70000"], "--admin-port = 70000: is not a port"),
+        (["--port", "65534", "--replicas", "3"], "use one up to 65533"),
+        (["--host", "no such host"], "cannot listen on no such host"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -142,6 +143,7 @@ async def cluster(
     limits: dict[str, Any] | None = None,
     holding: dict[str, Any] | None = None,
     reliability: dict[str, Any] | None = None,
+    tls: ssl.SSLContext | None = None,
     **parts: Any,
 ) -> AsyncIterator[Cluster]:
     settings = Settings.model_validate(
@@ -156,7 +158,7 @@ async def cluster(
     async with mocks(*behaviours or (ok, ok)) as servers:
         made = Parts(**{"ledger": ledger, "deciders": decider_named, "log_to": log, "policy": "fake"} | parts)
         router = Router(made, settings, [Backend(url=mock.url) for mock in servers])
-        port = await router.start("127.0.0.1", 0)
+        port = await router.start("127.0.0.1", 0, tls=tls)
         try:
             yield Cluster(router, ledger, deciders["fake"], servers, port, log)
             assert not router.proxy.active, "requests left behind"

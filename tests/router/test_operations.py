@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import io
 import json
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pointsman.errors import InputError
 from pointsman.router.admin import Admin
-from pointsman.router.config import Backend, Limits
+from pointsman.router.config import Backend, Limits, parse_url
 from pointsman.router.discovery import (
     Discovery,
     DnsSource,
@@ -26,8 +27,9 @@ from pointsman.router.discovery import (
     ready_endpoints,
 )
 from pointsman.router.downstream import ClientConnection
-from pointsman.router.keys import Keys, read_keys
+from pointsman.router.keys import ADMIN, CLIENT, Keys, read_keys
 from pointsman.router.logs import Log, RequestLine
+from pointsman.router.messages import Head
 from pointsman.router.recording import Recorder, new_recording
 from pointsman.router.server import port_of
 from pointsman.workload.readers import read_trace
@@ -71,10 +73,77 @@ def test_a_key_for_the_servers_replaces_the_clients() -> None:
     run(scenario)
 
 
-def test_a_file_without_keys_is_an_error(tmp_path: Path) -> None:
+def test_a_file_without_keys_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").write_text("# nobody\n")
+    monkeypatch.setenv("POINTSMAN_API_KEYS", SECRET)  # others do not make up for it
     with pytest.raises(InputError, match="holds no key"):
         read_keys(tmp_path / "keys")
+
+
+def test_the_key_of_a_client_commands_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POINTSMAN_API_KEYS", "sk-client")
+    monkeypatch.setenv("POINTSMAN_ADMIN_KEYS", "sk-admin, sk-night")
+
+    def key(text: str) -> str:
+        return f"authorization: Bearer {text}\r\n"
+
+    async def scenario() -> None:
+        keys, admin_keys = read_keys(None, CLIENT), read_keys(None, ADMIN)
+        async with cluster(ok, keys=keys) as c, admin(c, admin_keys) as ask:
+            switch = ("POST", "/admin/policy", {"policy": "other"})
+            drain = ("POST", "/admin/drain", {"url": c.mocks[0].url})
+            for command in (switch, drain, ("GET", "/admin/state", None)):
+                refused = await ask(*command, headers=key("sk-client"))
+                assert (refused.status, refused.json["error"]["message"]) == (
+                    401,
+                    "missing or wrong admin key",
+                )
+                assert (await ask(*command)).status == 401
+            assert (await ask("GET", "/admin/policy", headers=key("sk-night"))).json["policy"] == "fake"
+            assert (await ask(*switch, headers=key("sk-admin"))).json["policy"] == "other"
+            assert (await c.ask(post(headers=key("sk-admin")))).status == 401
+            assert (await c.ask(post(headers=key("sk-client")))).status == 200
+
+    run(scenario)
+
+
+def test_who_was_refused_is_in_the_log_but_no_key() -> None:
+    async def scenario() -> None:
+        keys = Keys([SECRET], ADMIN.name)
+        async with cluster(ok, keys=Keys([SECRET])) as c, admin(c, keys) as ask:
+            await c.ask(post(path=f"{CHAT}?key={SECRET}"))
+            await c.ask(post(headers="authorization: Bearer sk-mistyped\r\n", path="/v1/" + 200 * "x"))
+            await ask(
+                "POST", "/admin/policy", {"policy": "x"}, headers="authorization: Bearer sk-mistyped\r\n"
+            )
+            lines = [line for line in c.logged() if line["event"] == "refused"]
+            assert [line | {"time": 0} for line in lines] == [
+                {"time": 0, "event": "refused", "status": 401, "client": "127.0.0.1"} | more
+                for more in (
+                    {"problem": "no API key", "path": CHAT},
+                    {"problem": "wrong API key", "path": "/v1/" + 96 * "x"},
+                    {"problem": "wrong admin key", "path": "/admin/policy"},
+                )
+            ]
+            assert "sk-" not in c.log.getvalue()
+
+    run(scenario)
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(other)
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    keys, log = Keys(["a", "b", "c"]), Log(io.StringIO())
+    for given, is_right in (("a", True), ("b", True), ("c", True), ("d", False)):
+        head = Head(b"GET", b"/", [(b"authorization", f"Bearer {given}".encode())], False, True)
+        assert (keys.refusal(head, "", log) is None) == is_right
+        assert len(compared) == len(set(compared)) == 3  # whichever fits, all are compared
+        compared.clear()
 
 
 def test_no_prompt_and_no_key_in_any_log(tmp_path: Path) -> None:
@@ -428,8 +497,36 @@ def test_a_file_is_followed_as_it_changes(tmp_path: Path) -> None:
             assert c.router.registry.names() == {c.mocks[0].url, third.url}
             assert len([line for line in c.logged() if line["event"] == "discovery failed"]) == 1
             path.write_text(f"backends:\n- url: {third.url}\n  calibration: {{kv_capacity_tokens: 5000}}\n")
-            await until(lambda: any(r.calibration for r in c.router.registry))
+            await until(lambda: any(r.backend.calibration for r in c.router.registry))
             following.cancel()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("url", "taken_as"),
+    [
+        ("http://a:8100/v1", "http://a:8100"),
+        ("http://a:8100/v1/", "http://a:8100"),
+        ("https://a/llm/v1", "https://a:443/llm"),
+        ("http://v1", "http://v1:80"),
+        ("http://a/v12/", "http://a:80/v12"),
+    ],
+)
+def test_the_v1_that_clients_write_is_no_part_of_a_server(url: str, taken_as: str, tmp_path: Path) -> None:
+    address = parse_url(url)
+    assert f"{address.scheme}://{address.netloc}{address.prefix}" == taken_as
+    (tmp_path / "b.yaml").write_text(f"backends: [{url}, {{url: '{url}'}}]")
+    first, second = FileSource(tmp_path / "b.yaml").read()
+    assert first == second and parse_url(first.url) == address
+
+
+def test_a_server_is_found_by_the_url_it_was_given_by() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c, admin(c) as ask:
+            url = c.mocks[0].url
+            assert (await ask("POST", "/admin/replicas", {"url": f"{url}/v1"})).status == 400  # there already
+            assert (await ask("POST", "/admin/drain", {"url": f"{url}/v1/"})).json["name"] == url
 
     run(scenario)
 

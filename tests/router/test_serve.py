@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,11 @@ import pytest
 from pointsman.cli.main import main
 from pointsman.router import main as router_main
 from pointsman.router.config import Settings
+from pointsman.router.listening import Ports
 from pointsman.router.main import Options, serve_forever
 from tests.router.fakes import FakeDecider, FakeLedger
-from tests.router.harness import Wire, post, run, until
-from tests.router.mock import gated, mocks
+from tests.router.harness import CHAT, Wire, post, run, until
+from tests.router.mock import gated, mocks, ok
 
 BAD = {
     "no server": ([], "no server is named"),
@@ -29,6 +32,34 @@ BAD = {
         "did you mean 'max_hold_s'",
     ),
     "keys that cannot be read": (["--backend", "http://a", "--api-keys", "nowhere"], "cannot be read"),
+    "admin keys that cannot be read": (["--backend", "http://a", "--admin-keys", "nowhere"], "--admin-keys"),
+    "a port beyond all": (["--backend", "http://a", "--port", "99999"], "--port = 99999: is not a port"),
+    "an admin port beyond all": (["--backend", "http://a", "--admin-port", "99999"], "--admin-port = 99999"),
+    "a negative port, several processes": (
+        ["--backend", "http://a", "--port", "-1", "--workers", "2"],
+        "--port = -1: is not a port",
+    ),
+    "a port of a server beyond all": (["--backend", "http://a:99999"], "use a port from 1 to 65535"),
+    "port 0 of a server": (["--backend", "http://a:0"], "use a port from 1 to 65535"),
+    "port of a service beyond all": (["--kubernetes", "b:99999"], "is not a service"),
+    "port of a name beyond all": (["--dns", "http://a:99999"], "--dns = 'http://a:99999'"),
+    "an endpoint": (["--backend", "http://a:1/v1/chat/completions"], "one endpoint of a server"),
+    "a host name that cannot be": (["--backend", "http://a..b"], "has a host name that cannot be"),
+    "a host that is none": (
+        ["--backend", "http://a", "--host", "http://0.0.0.0"],
+        "--host = 'http://0.0.0.0'",
+    ),
+    "a host that is none, several processes": (
+        ["--backend", "http://a", "--host", "http://0.0.0.0", "--workers", "2"],
+        "--host = 'http://0.0.0.0'",
+    ),
+    "an admin host that is none": (["--backend", "http://a", "--admin-host", "a b"], "--admin-host = 'a b'"),
+    "a CA file that cannot be read": (
+        ["--backend", "https://a", "--backend-ca", "nowhere"],
+        "cannot be read",
+    ),
+    "a certificate that cannot be read": (["--backend", "http://a", "--tls-cert", "nowhere"], "--tls-cert"),
+    "a key without a certificate": (["--backend", "http://a", "--tls-key", "nowhere"], "add --tls-cert"),
 }
 
 
@@ -42,6 +73,30 @@ def test_bad_input_is_one_line(
     assert len(said.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_no_admin_without_a_key_beyond_this_machine(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "keys").write_text("sk-client\n")
+    clients = ["--api-keys", str(tmp_path / "keys")]
+    serve = ["serve", "--backend", "http://a", "--admin-host", host, "--admin-port", "0", "--port", "0"]
+    for more in ([], clients):  # the keys of clients do not help
+        assert main([*serve, *more]) == 2
+        said = capsys.readouterr().err
+        assert "--admin-host" in said and "without a key" in said and "--admin-keys FILE" in said
+    monkeypatch.setenv("POINTSMAN_ADMIN_KEYS", "sk-client")
+    assert main([*serve, *clients]) == 2
+    said = capsys.readouterr().err
+    assert "is the key of a client, too" in said and "sk-client" not in said
+
+
+def test_an_admin_key_opens_the_door_beyond_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POINTSMAN_ADMIN_KEYS", "sk-admin")
+    public, private = Ports(admin_host="0.0.0.0").check()
+    assert private.keys and not private.is_local and public.is_local and not public.keys
+    assert Ports(host="localhost", admin_host="::1").check()[1].url(81) == "http://[::1]:81"
+
+
 def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--settings", "--set", "limits.max_body_bytes=77"]) == 0
     listed = capsys.readouterr().out
@@ -49,31 +104,72 @@ def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "reliability.breaker_failures" in listed
 
 
-def test_from_the_first_request_to_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is compiled, and garbage is collected as before."""
     ledger = FakeLedger()
     monkeypatch.setattr(
         router_main, "live_books", lambda settings, seat: (ledger, lambda name: FakeDecider(ledger))
     )
     monkeypatch.setattr(router_main.gc, "freeze", lambda: None)
+    threshold = router_main.gc.get_threshold()
+    yield
+    router_main.gc.set_threshold(*threshold)
+
+
+def options_for(*backends: str, record: Path | None = None) -> Options:
+    return Options(
+        backends=backends,
+        source=None,
+        policy="fake",
+        shadow=None,
+        ports=Ports(port=0, admin_port=0),
+        backend_key=None,
+        backend_ca=None,
+        record=record,
+        logs_requests=True,
+        settings=Settings(),
+    )
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_servers_that_do_not_answer_are_named_and_the_start_goes_on() -> None:
+    said: list[str] = []
+
+    async def scenario() -> None:
+        async with mocks(ok, ok) as (good, strange):
+            options = options_for(f"{good.url}/v1", "http://127.0.0.1:1", f"{strange.url}/elsewhere")
+            log = io.StringIO()
+            serving = asyncio.ensure_future(serve_forever(options, said.append, log))
+            await until(lambda: len(said) == 5 or serving.done())
+            assert said[2] == (
+                f"warning: {good.url}/v1 is taken as {good.url}: the paths of requests bring their own /v1"
+            )
+            assert re.match(r"warning: http://127.0.0.1:1 does not answer \(.*refused.*\); it gets", said[3])
+            assert re.match(rf"warning: {strange.url}/elsewhere lists no models", said[4])
+            port = int(said[0].split("/v1")[0].rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            wire = Wire(reader, writer)
+            await wire.send(post())
+            assert (await wire.answer()).status == 200
+            assert [heard.target for heard in good.heard] == [CHAT]
+            os.kill(os.getpid(), signal.SIGTERM)
+            await serving
+            writer.close()
+        unhealthy = [json.loads(line) for line in log.getvalue().splitlines() if "unhealthy" in line]
+        assert [line["replica"] for line in unhealthy] == ["http://127.0.0.1:1"]
+        assert "refused" in unhealthy[0]["problem"]
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("quick_start")
+def test_from_the_first_request_to_sigterm(tmp_path: Path) -> None:
     said: list[str] = []
 
     async def scenario() -> None:
         async with mocks(gated) as (server,):
-            options = Options(
-                backends=[server.url],
-                source=None,
-                policy="fake",
-                shadow=None,
-                host="127.0.0.1",
-                port=0,
-                admin_host="127.0.0.1",
-                admin_port=0,
-                api_keys=None,
-                backend_key=None,
-                record=tmp_path / "traffic.jsonl",
-                logs_requests=True,
-                settings=Settings(),
-            )
+            options = options_for(server.url, record=tmp_path / "traffic.jsonl")
             serving = asyncio.ensure_future(serve_forever(options, said.append, io.StringIO()))
             await until(lambda: len(said) == 2 or serving.done())
             port = int(said[0].split("/v1")[0].rpartition(":")[2])
@@ -90,8 +186,4 @@ def test_from_the_first_request_to_sigterm(tmp_path: Path, monkeypatch: pytest.M
             writer.close()
         assert '"outcome":"completed"' in (tmp_path / "traffic.jsonl").read_text()
 
-    threshold = router_main.gc.get_threshold()
-    try:
-        run(scenario)
-    finally:
-        router_main.gc.set_threshold(*threshold)
+    run(scenario)
