@@ -72,7 +72,7 @@ def policies(
 
     Example: pointsman policies --signals
     """
-    from pointsman.routing.policy import HEURISTICS
+    from pointsman.routing.heuristics import HEURISTICS
     from pointsman.routing.signals import SIGNALS
 
     known = {name: one.what for name, one in HEURISTICS.items()}

@@ -23,8 +23,8 @@ import uvloop
 from pointsman.errors import InputError
 from pointsman.experiments.objective import find_objective
 from pointsman.inference.checkpoint import Checkpoint, save_checkpoint
-from pointsman.live.books import CostBooks
 from pointsman.live.comparison import clipped_to, key_header, open_workloads
+from pointsman.live.costs import CostBooks
 from pointsman.live.desk import Block, Desk
 from pointsman.live.guard import objection, too_many_failed
 from pointsman.live.load import Load
@@ -156,7 +156,7 @@ class LiveCluster:
         self._is_closing = asyncio.Event()
         with Path(os.devnull).open("w", encoding="utf-8") as log:
             parts = Parts(
-                ledger=self.books,
+                books=self.books,
                 deciders=lambda policy: self.desk,
                 log_to=log,
                 policy="training",

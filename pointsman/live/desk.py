@@ -20,12 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.live.books import CostBooks, Tally, Totals
+from pointsman.live.costs import CostBooks, Tally, Totals
 from pointsman.live.spec import LiveSpec
-from pointsman.router.contract import Decider
-from pointsman.routing.decider import HOLD
-from pointsman.routing.decider import Decider as CompiledDecider
-from pointsman.routing.deciding import SAME_REQUEST_S
+from pointsman.routing.decider import AnyDecider, Decider, Request
+from pointsman.routing.deciding import HOLD
 
 LOOK_S = 0.5  # whoever waits for a request looks this often whether any can come
 SKIPPED = 4  # the first of so many parts of a block still feels the policy before
@@ -41,39 +39,37 @@ class Question(NamedTuple):
     totals: Totals
 
 
-class Turn(NamedTuple):
+class Assignment(NamedTuple):
     """Who decides about a request, and where its cost is counted."""
 
-    decider: Decider | None  # None: the trainer
+    decider: AnyDecider | None  # None: the trainer
     tally: Tally | None
 
 
 class Held(NamedTuple):
-    arrived_at: float
-    prompt_tokens: int
-    turn: Turn
-    until: float  # the trainer's hold stands until then, or until there is room
+    request: Request
+    assignment: Assignment
 
 
 class Block:
     """The next requests are decided by one policy."""
 
-    def __init__(self, decider: Decider, num_requests: int) -> None:
+    def __init__(self, decider: AnyDecider, num_requests: int) -> None:
         self.tally = Tally()
         self._decider = decider
         self._num_skipped = num_requests // SKIPPED
         self.num_left = num_requests
         self._num_counted = num_requests - self._num_skipped
 
-    def turn(self) -> Turn:
+    def next_assignment(self) -> Assignment:
         self.num_left -= 1
-        return Turn(self._decider, self.tally if self.num_left < self._num_counted else None)
+        return Assignment(self._decider, self.tally if self.num_left < self._num_counted else None)
 
 
 class Desk:
-    """A `Decider` of the router. What others than the router's thread may call is marked."""
+    """A decider of the router. What others than the router's thread may call is marked."""
 
-    def __init__(self, spec: LiveSpec, books: CostBooks, start: CompiledDecider, hold_s: float) -> None:
+    def __init__(self, spec: LiveSpec, books: CostBooks, start: Decider, hold_s: float) -> None:
         self._spec = spec
         self._books = books
         self._start = start
@@ -114,64 +110,52 @@ class Desk:
     def is_playing(self) -> bool:
         """Any thread. The last request of a block may be held yet."""
         held = self._held
-        is_held = held is not None and held.turn.tally not in (None, self.learner, self.control)
+        is_held = held is not None and held.assignment.tally not in (None, self.learner, self.control)
         return bool(self._blocks) or is_held
 
     def explain(self) -> dict[str, Any]:
         return {}
 
-    def choose(
-        self,
-        prompt_tokens: int,
-        waited_s: float,
-        queue_size: int,
-        now: float,
-        excluded: Collection[int] = (),
-        session: int = -1,
-    ) -> int:
-        arrived_at = now - waited_s
-        asked = (prompt_tokens, waited_s, queue_size, now)
+    def decide(self, request: Request, queue_size: int, now: float, excluded: Collection[int] = ()) -> int:
         held = self._held
-        if held is not None and not (
-            held.prompt_tokens == prompt_tokens and abs(held.arrived_at - arrived_at) < SAME_REQUEST_S
-        ):
+        if held is not None and held.request is not request:
             held = None
-        turn = held.turn if held is not None else self._next_turn()
+        assignment = held.assignment if held is not None else self._next_assignment()
         action: int | None = None
-        if turn.decider is None:
+        if assignment.decider is None:
             if not excluded:  # after a failure, and while a server comes back
-                action = self._ask_trainer(asked, held)
+                action = self._ask_trainer(request, queue_size, now, is_held=held is not None)
             if action is None:
-                turn = Turn(self._start, None)
+                assignment = Assignment(self._start, None)
         if action is None:
-            assert turn.decider is not None
-            action = turn.decider.choose(*asked, excluded, session)
+            assert assignment.decider is not None
+            action = assignment.decider.decide(request, queue_size, now, excluded)
         if action == HOLD:
-            until = held.until if held is not None and now < held.until else now + self._hold_s
-            self._held = Held(arrived_at, prompt_tokens, turn, until)
+            if assignment.decider is None and now >= request.hold_until:
+                request.hold_until = now + self._hold_s
+            self._held = Held(request, assignment)
         else:
             self._held = None
-            self._books.announce(turn.tally, arrived_at)
+            self._books.announce(assignment.tally, request.arrived_at)
         return action
 
-    def _next_turn(self) -> Turn:
+    def _next_assignment(self) -> Assignment:
         """Of a request that nobody has seen yet."""
         if self._blocks:
-            turn = self._blocks[0].turn()
+            assignment = self._blocks[0].next_assignment()
             if self._blocks[0].num_left == 0:
                 self._blocks.popleft()
-            return turn
+            return assignment
         if self.is_closed or not self._is_listening:
-            return Turn(self._start, None)
+            return Assignment(self._start, None)
         if self._rng.random() < self._spec.share:
-            return Turn(None, self.learner)
-        return Turn(self._start, self.control)
+            return Assignment(None, self.learner)
+        return Assignment(self._start, self.control)
 
-    def _ask_trainer(self, asked: tuple[int, float, int, float], held: Held | None) -> int | None:
+    def _ask_trainer(self, request: Request, queue_size: int, now: float, *, is_held: bool) -> int | None:
         """The trainer's action; None if it has none in time."""
-        now = asked[-1]
-        entities, context, legal = self._start.observe(*asked)
-        if held is not None and legal[HOLD] and now < held.until:
+        entities, context, legal = self._start.observe(request, queue_size, now)
+        if is_held and legal[HOLD] and now < request.hold_until:
             return HOLD
         if self.is_closed or not self._is_listening or not legal.any():
             return None

@@ -21,8 +21,8 @@ from pointsman.errors import InputError
 from pointsman.experiments.objective import find_objective
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.inference.space import EntitySpace
-from pointsman.live.books import Totals
 from pointsman.live.cluster import LiveCluster, current
+from pointsman.live.costs import Totals
 from pointsman.live.desk import Question
 from pointsman.live.guard import excess, price
 from pointsman.live.spec import LiveSpec

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from pointsman.live.books import Tally
+from pointsman.live.costs import Tally
 
 NUM_STANDARD_ERRORS = 3.0  # that a difference must exceed: it is looked at after every request
 

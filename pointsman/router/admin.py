@@ -52,7 +52,7 @@ class Admin:
 
     def __init__(self, router: Router, keys: Keys) -> None:
         self._registry = router.registry
-        self._chooser = router.chooser
+        self._decisions = router.decisions
         self._dashboard = dashboard.Dashboard(router)
         self._log = router.log
         self._keys = keys
@@ -65,7 +65,7 @@ class Admin:
             (b"POST", b"/admin/drain"): self._drain,
             (b"GET", b"/admin/policy"): self._policy,
             (b"POST", b"/admin/policy"): self._switch,
-            (b"GET", b"/admin/decisions"): self._decisions,
+            (b"GET", b"/admin/decisions"): self._last_decisions,
             (b"GET", b"/admin/state"): lambda query, body: self._dashboard.state(),
             (b"GET", _PAGE): lambda query, body: dashboard.page(),
         }
@@ -127,22 +127,22 @@ class Admin:
         return self._registry.find(asked.url).as_json()
 
     def _policy(self, query: dict[str, str], body: Any) -> Any:
-        return {"policy": self._chooser.policy, "shadow": self._chooser.shadow}
+        return {"policy": self._decisions.policy, "shadow": self._decisions.shadow}
 
     async def _switch(self, query: dict[str, str], body: Any) -> Any:
         policy = parse_spec(_Switch, body).policy
         async with self._switching:  # in the order of the commands
             await asyncio.get_running_loop().run_in_executor(None, _read_ahead, policy)
-            self._chooser.switch(policy)
+            self._decisions.switch(policy)
         return self._policy(query, body)
 
-    def _decisions(self, query: dict[str, str], body: Any) -> Any:
+    def _last_decisions(self, query: dict[str, str], body: Any) -> Any:
         text = query.get("last", str(_NUM_DECISIONS))
         if not text.isdecimal():
             raise InputError("last", text, "is not a number", "use a number of decisions")
         count = max(1, int(text))
-        decisions = [decision._asdict() for decision in list(self._chooser.last)[-count:]]
-        return {"decisions": decisions, "last": self._chooser.explain()}
+        decisions = [decision._asdict() for decision in list(self._decisions.last)[-count:]]
+        return {"decisions": decisions, "last": self._decisions.explain()}
 
 
 def _json(value: Any) -> Answer:

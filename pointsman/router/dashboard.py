@@ -15,7 +15,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from pointsman import __version__
-from pointsman.router.chooser import HELD
+from pointsman.router.decisions import HELD
 from pointsman.router.history import Reading, by_replica, num_errors, over_all, quantile
 from pointsman.router.messages import Answer
 from pointsman.router.replicas import Replica
@@ -56,14 +56,14 @@ class Dashboard:
 
     def state(self) -> dict[str, Any]:
         router, now = self._router, monotonic()
-        chooser, metrics = router.chooser, router.metrics
+        decisions, metrics = router.decisions, router.metrics
         over_s, lately = router.history.lately(now)
         return {
             "time": time(),
             "version": __version__,
             "up_s": now - self._started_at,
             "over_s": over_s,  # counts and percentiles below are of so many seconds
-            "policy": chooser.policy,
+            "policy": decisions.policy,
             "replicas": self._replicas(lately, now),
             "latencies": {kind: _percentiles(over_all(lately[kind])) for kind in ("ttft_s", "e2e_s")},
             "curves": [point._asdict() | {"at": point.at - now} for point in router.history.points],
@@ -81,8 +81,8 @@ class Dashboard:
                 "retries": lately["retries"],
             },
             "shadow": self._shadow(lately),
-            "last": [decision._asdict() for decision in list(chooser.last)[-_NUM_DECISIONS:]],
-            "explained": chooser.explain(),
+            "last": [decision._asdict() for decision in list(decisions.last)[-_NUM_DECISIONS:]],
+            "explained": decisions.explain(),
         }
 
     def _replicas(self, lately: Reading, now: float) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ class Dashboard:
         ]
 
     def _signals(self, replica: Replica, now: float) -> dict[str, Any]:
-        known = self._router.proxy.ledger.replica_signals(replica.slot)
+        known = self._router.proxy.books.replica_signals(replica.slot)
         return {
             "waiting": known["waiting"],
             "decoding": known["decoding"],
@@ -111,10 +111,10 @@ class Dashboard:
         }
 
     def _shadow(self, lately: Reading) -> dict[str, Any] | None:
-        if self._router.chooser.shadow is None:
+        if self._router.decisions.shadow is None:
             return None
         return {
-            "policy": self._router.chooser.shadow,
+            "policy": self._router.decisions.shadow,
             "agreed": lately["shadow_agreement"][True],
             "differed": lately["shadow_agreement"][False],
             "failures": lately["events"]["shadow_failures"],

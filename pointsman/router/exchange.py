@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from pointsman.router.contract import NO_SESSION
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.facts import Facts, read_usage
 from pointsman.router.health import read_load
@@ -32,6 +31,7 @@ from pointsman.router.messages import (
 from pointsman.router.metrics import NO_REPLICA
 from pointsman.router.replicas import Replica
 from pointsman.router.upstream import UpstreamConnection
+from pointsman.routing.records import NEVER, NOBODY
 
 if TYPE_CHECKING:
     from pointsman.router.proxy import Proxy
@@ -47,10 +47,11 @@ class Exchange:
 
     # So it is at first; a request that all goes well with changes few of them.
     tried: Collection[int] = ()
+    hold_until = NEVER
     num_retries = 0
     replica_name = NO_REPLICA
     _replica: Replica | None = None
-    _handle = 0
+    _ticket = 0
     _dialling: asyncio.Task[None] | None = None
     _connection: UpstreamConnection | None = None
     _explanation: bytes | None = None
@@ -82,9 +83,10 @@ class Exchange:
         self.request_id = request_id
         self._id_line = b"x-request-id: %b\r\n" % request_id.encode()
         self.model = facts.model
-        self.prompt_tokens = proxy.ledger.prompt_length(facts.prompt_tokens)
+        self.prompt_tokens = proxy.books.prompt_length(facts.prompt_tokens)
         self.session_name = facts.session
-        self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NO_SESSION
+        self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NOBODY
+        self.max_tokens = facts.max_tokens
         self.priority = priority
         self.arrived_at = self._moved_at = monotonic()
         self._streams = facts.is_stream
@@ -98,8 +100,8 @@ class Exchange:
         self.replica_name = replica.name
         self._moved_at = now = monotonic()
         if self.request.head.wish.is_explained:  # before the request is booked
-            self._explanation = json.dumps(proxy.chooser.explain(), default=str).encode()
-        self._handle = proxy.ledger.sent(replica.slot, self.prompt_tokens, now, self._streams, self.session)
+            self._explanation = json.dumps(proxy.decisions.explain(), default=str).encode()
+        self._ticket = proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams)
         replica.num_outstanding += 1
         replica.num_sent += 1
         if replica.pool.idle:
@@ -157,7 +159,7 @@ class Exchange:
             if name == b"content-type":
                 self._is_sse = value.startswith(EVENT_STREAM)
             elif name == LOAD_REPORT:
-                self._proxy.ledger.scraped(replica.slot, None, *read_load(value), now)
+                self._proxy.books.scraped(replica.slot, None, *read_load(value), now)
         lines = passed_to_client(headers)
         lines.append(self._own_lines())
         self._client.begin(status, reason, b"".join(lines), length)
@@ -182,7 +184,7 @@ class Exchange:
         self._last = data
         if self._num_tokens > 0 and data[-3:] == _OBJECT_END and data.count(_EVENT_END) == 1:
             self._num_tokens += 1  # one event, as nearly all chunks are: what `_count` would do
-            self._proxy.ledger.tokens(self._handle, 1, now)
+            self._proxy.books.tokens(self._ticket, 1, now)
         elif self._is_sse:
             self._count(data, now)
 
@@ -208,9 +210,9 @@ class Exchange:
         self._connection = None
         prompt_tokens, output_tokens = read_usage(tail)
         if status < 400:
-            proxy.ledger.finished(self._handle, now, prompt_tokens, output_tokens)
+            proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens)
         else:
-            proxy.ledger.failed(self._handle, now)
+            proxy.books.failed(self._ticket, now)
         proxy.registry.released(replica, has_succeeded=status not in RETRIED_STATUSES)
         if output_tokens is None:
             output_tokens = max(0, self._num_tokens)
@@ -325,16 +327,16 @@ class Exchange:
         """A second copy, if this is a stream without its first token, and there is another replica."""
         if self._has_head or self._was_hedged or not self._streams or self._replica is None:
             return
-        registry, ledger = self._proxy.registry, self._proxy.ledger
+        registry, books = self._proxy.registry, self._proxy.books
         tried = (*self.tried, self._replica.slot)
         replica = registry.least_outstanding(registry.excluded(self.model, tried, now))
         if replica is None:
             return
         self._was_hedged = True
-        handle = ledger.sent(replica.slot, self.prompt_tokens, now, self._streams, self.session)
+        ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams)
         replica.num_outstanding += 1
         replica.num_sent += 1
-        self.hedge = Hedge(self._proxy, self, replica, handle)
+        self.hedge = Hedge(self._proxy, self, replica, ticket)
 
     def take_over(self, hedge: Hedge) -> None:
         """The second copy is answered first."""
@@ -342,7 +344,7 @@ class Exchange:
         self._stop()
         self._let_go(monotonic())
         self._proxy.metrics.hedges[WON] += 1
-        self._replica, self.replica_name, self._handle = hedge.replica, hedge.replica.name, hedge.handle
+        self._replica, self.replica_name, self._ticket = hedge.replica, hedge.replica.name, hedge.ticket
         self._connection = hedge.connection
         if self._is_paused and self._connection is not None:
             self._connection.pause()
@@ -361,7 +363,7 @@ class Exchange:
         """The books of the replica are closed without a result."""
         assert self._replica is not None
         replica, self._replica = self._replica, None
-        self._proxy.ledger.failed(self._handle, now)
+        self._proxy.books.failed(self._ticket, now)
         self._proxy.registry.released(replica, has_succeeded=False)
         self._proxy.dispatcher.wake()
 
@@ -376,13 +378,13 @@ class Exchange:
         if self.first_byte_at is None:
             self.first_byte_at = now
             self._num_tokens = -1 if self.request.head.path.endswith(b"/chat/completions") else 0
-            self._proxy.ledger.first_token(self._handle, now)
+            self._proxy.books.first_token(self._ticket, now)
             self._proxy.dispatcher.wake()
         num_before = self._num_tokens
         self._num_tokens = num_after = num_before + num_events
         num_more = num_events if num_before > 0 else num_after - 1  # the first is booked already
         if num_more > 0:
-            self._proxy.ledger.tokens(self._handle, num_more, now)
+            self._proxy.books.tokens(self._ticket, num_more, now)
 
     def _ended(self, status: int, outcome: str, now: float) -> None:
         """There is no complete answer."""

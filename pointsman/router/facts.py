@@ -1,6 +1,6 @@
 """What the router reads from bodies: model, streaming, prompt length and session of a request; usage.
 
-Prompt lengths are estimated from text without a tokenizer; the ledger corrects them by what servers report.
+Prompt lengths are estimated from text without a tokenizer; the books correct them by what servers report.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Annotated, Any
 import msgspec
 
 from pointsman.router.messages import Answer, Head, refusal
+from pointsman.routing.records import UNKNOWN
 
+MAX_TOKENS = 2**31 - 1
 _BYTES_PER_TOKEN = 4  # of English text
 _TOKENS_PER_MESSAGE = 4  # of the chat template
 _USAGE = b'"usage":'
@@ -26,6 +28,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int = 1
     session: str | None = None
     generates: bool = False  # text is asked for
+    max_tokens: int = UNKNOWN  # of output
 
 
 # Of a body only these fields are read; the rest is checked to be JSON and skipped.
@@ -39,6 +42,9 @@ class _Body(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
     user: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
 
 
 class _Chat(_Body, kw_only=True):
@@ -132,7 +138,9 @@ def read_facts(wish: Wish, raw: bytes) -> Facts | Answer:
     except (ValueError, RecursionError):  # a DecodeError is a ValueError
         return refusal(400, "the body is not valid JSON in UTF-8")
     session = body.user if wish.session is None and type(body.user) is str else wish.session
-    return Facts(body.model, body.stream is True, 1 + prompt_tokens, session, wish.generates)
+    limit = body.max_tokens or body.max_completion_tokens or body.max_output_tokens
+    max_tokens = limit if type(limit) is int and 0 < limit <= MAX_TOKENS else UNKNOWN
+    return Facts(body.model, body.stream is True, 1 + prompt_tokens, session, wish.generates, max_tokens)
 
 
 def _tokens(prompt: Any) -> int:

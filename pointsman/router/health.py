@@ -11,11 +11,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from pointsman.router.config import Reliability
-from pointsman.router.contract import Ledger
 from pointsman.router.fetching import FetchError, fetch
 from pointsman.router.holding import Dispatcher
 from pointsman.router.keys import BACKEND_KEY
 from pointsman.router.replicas import Registry, Replica
+from pointsman.routing.books import Books
 
 _RUNNING = ("vllm:num_requests_running",)
 _WAITING = ("vllm:num_requests_waiting",)
@@ -34,13 +34,13 @@ class Watch:
     def __init__(
         self,
         registry: Registry,
-        ledger: Ledger,
+        books: Books,
         dispatcher: Dispatcher,
         settings: Reliability,
         headers: bytes = b"",
     ) -> None:
         self._registry = registry
-        self._ledger = ledger
+        self._books = books
         self._dispatcher = dispatcher
         self._settings = settings
         self._headers = headers
@@ -105,7 +105,7 @@ class Watch:
             return
         gauges = read_gauges(answer.body) if answer.status == 200 else None
         if gauges is not None and replica.slot in self._registry.by_slot:
-            self._ledger.scraped(replica.slot, *gauges, monotonic())
+            self._books.scraped(replica.slot, *gauges, monotonic())
             self._dispatcher.wake()
 
     async def _read_models(self, replica: Replica) -> str | None:

@@ -20,11 +20,11 @@ WON, LOST = "won", "lost"
 class Hedge(Receiver):
     """Until the head of a good answer has come; from then on the exchange has this connection for its own."""
 
-    def __init__(self, proxy: Proxy, exchange: Exchange, replica: Replica, handle: int) -> None:
+    def __init__(self, proxy: Proxy, exchange: Exchange, replica: Replica, ticket: int) -> None:
         self._proxy = proxy
         self._exchange = exchange
         self.replica = replica
-        self.handle = handle  # in the books
+        self.ticket = ticket  # in the books
         self.connection: UpstreamConnection | None = None
         self._dialling: asyncio.Task[None] | None = None
         if replica.pool.idle:
@@ -65,7 +65,7 @@ class Hedge(Receiver):
         if self.connection is not None:
             self.connection.abort()
         self._exchange.hedge = None
-        self._proxy.ledger.failed(self.handle, monotonic())
+        self._proxy.books.failed(self.ticket, monotonic())
         self._proxy.registry.released(self.replica, has_succeeded=False)
         self._proxy.metrics.hedges[LOST] += 1
         self._proxy.dispatcher.wake()

@@ -13,8 +13,8 @@ from collections.abc import Collection
 from time import monotonic
 from typing import Protocol
 
-from pointsman.router.chooser import Chooser
 from pointsman.router.config import Holding
+from pointsman.router.decisions import Decisions, Placed
 from pointsman.router.messages import Answer, overloaded, refusal, unavailable
 from pointsman.router.metrics import Metrics
 from pointsman.router.replicas import Registry, Replica
@@ -23,15 +23,11 @@ PRIORITIES = {b"high": 0, b"normal": 1, b"low": 2}
 NORMAL, UNKNOWN = PRIORITIES[b"normal"], -1
 
 
-class Waiting(Protocol):
+class Waiting(Placed, Protocol):
     """A request that needs a replica."""
 
-    request_id: str
     model: str | None
     priority: int
-    prompt_tokens: int
-    session: int
-    arrived_at: float
     tried: Collection[int]
 
     def send(self, replica: Replica) -> None: ...
@@ -40,9 +36,9 @@ class Waiting(Protocol):
 
 
 class Dispatcher:
-    def __init__(self, registry: Registry, chooser: Chooser, settings: Holding, metrics: Metrics) -> None:
+    def __init__(self, registry: Registry, decisions: Decisions, settings: Holding, metrics: Metrics) -> None:
         self._registry = registry
-        self._chooser = chooser
+        self._decisions = decisions
         self._settings = settings
         self._max_hold_s = settings.max_hold_s  # a field of a Spec takes long to read
         self._metrics = metrics
@@ -119,11 +115,11 @@ class Dispatcher:
         waited_s = now - request.arrived_at
         queue_size = self.num_held + 1
         if registry.probing and (probed := registry.to_probe(excluded)) is not None:
-            self._chooser.probed(request, waited_s, queue_size, probed)
+            self._decisions.probed(request, now, queue_size, probed)
             request.send(probed)
             return True
         must_send = waited_s >= self._max_hold_s
-        replica = self._chooser.choose(request, waited_s, queue_size, excluded, must_send)
+        replica = self._decisions.decide(request, queue_size, excluded, must_send)
         if replica is None:
             return False
         request.send(replica)

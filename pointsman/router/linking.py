@@ -35,7 +35,7 @@ class Leader:
         self._path.unlink(missing_ok=True)  # of a leader that is no more
         self._server = await asyncio.start_unix_server(self._hear, self._path, limit=_MAX_LINE)
         self._router.registry.on_change.append(lambda replica, what: self._plan())
-        self._router.chooser.on_switch.append(lambda policy: self._plan())
+        self._router.decisions.on_switch.append(lambda policy: self._plan())
 
     def close(self) -> None:
         if self._server is not None:
@@ -60,7 +60,7 @@ class Leader:
             for one in self._router.registry
             if not one.is_leaving
         ]
-        return {"policy": self._router.chooser.policy, "replicas": replicas}
+        return {"policy": self._router.decisions.policy, "replicas": replicas}
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Of one follower, until it is gone."""
@@ -164,7 +164,7 @@ class Follower:
 
     def _adopt(self, state: dict[str, Any]) -> None:
         """Make replicas and policy what the leader says."""
-        registry, chooser = self._router.registry, self._router.chooser
+        registry, decisions = self._router.registry, self._router.decisions
         wanted = {one["backend"]["url"]: one for one in state["replicas"]}
         for name in registry.names() - wanted.keys():
             registry.remove(name)
@@ -172,9 +172,9 @@ class Follower:
             if name not in registry.names():
                 registry.add(Backend.model_validate(one["backend"]), is_returning=self.is_informed.is_set())
             registry.drain(name, one["is_draining"])
-        if state["policy"] != chooser.policy:
+        if state["policy"] != decisions.policy:
             try:
-                chooser.switch(state["policy"])
+                decisions.switch(state["policy"])
             except InputError as error:
                 self._router.log.event("policy not switched", policy=state["policy"], problem=str(error))
 

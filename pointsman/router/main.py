@@ -14,7 +14,6 @@ from typing import TextIO
 from pointsman.errors import InputError
 from pointsman.router.admin import Admin
 from pointsman.router.config import Backend, Settings, server_url
-from pointsman.router.contract import Decider, DeciderSource, Ledger
 from pointsman.router.discovery import Discovery, Source
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.linking import Follower, Leader
@@ -23,6 +22,9 @@ from pointsman.router.recording import Recorder, new_recording
 from pointsman.router.server import Parts, Router, port_of
 from pointsman.router.tls import CERT, tls_options
 from pointsman.router.workers import Seat
+from pointsman.routing.books import Books
+from pointsman.routing.decider import Decider, DeciderSource
+from pointsman.routing.sharing import SharedBooks
 
 _GC_THRESHOLD = 50_000
 _INFORMED_S = 5.0
@@ -42,21 +44,17 @@ class Options:
     settings: Settings
 
 
-def live_books(settings: Settings, seat: Seat | None = None) -> tuple[Ledger, DeciderSource]:
+def live_books(settings: Settings, seat: Seat | None = None) -> tuple[Books, DeciderSource]:
     """The signal table of this process, and policies at work on it."""
-    from pointsman.routing import books as ledger
-    from pointsman.routing import decider as decide
-    from pointsman.routing.sharing import Books
-
     if seat is None:
-        book = ledger.Ledger()
+        books = Books()
     else:
-        book = ledger.Ledger(books=Books(seat.books, seat.count), index=seat.index)
+        books = Books(shared=SharedBooks(seat.books, seat.count), index=seat.index)
 
     def decider(policy: str) -> Decider:
-        return decide.Decider(book, policy, max_hold_s=settings.holding.max_hold_s)
+        return Decider(books, policy, max_hold_s=settings.holding.max_hold_s)
 
-    return book, decider
+    return books, decider
 
 
 async def serve_forever(
@@ -68,10 +66,10 @@ async def serve_forever(
     """
     settings = options.settings
     public, private = options.ports.check()
-    book, deciders = live_books(settings, seat)
+    books, deciders = live_books(settings, seat)
     recorder = _recorder(options, seat)
     parts = Parts(
-        ledger=book,
+        books=books,
         deciders=deciders,
         log_to=log_to,
         policy=options.policy,

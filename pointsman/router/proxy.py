@@ -11,9 +11,8 @@ from itertools import count
 from time import time
 from typing import Any
 
-from pointsman.router.chooser import MAX_UNCOUNTED, Chooser
 from pointsman.router.config import Settings
-from pointsman.router.contract import Ledger
+from pointsman.router.decisions import MAX_UNCOUNTED, Decisions
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.exchange import Exchange
 from pointsman.router.facts import Facts, read_facts, read_wish
@@ -33,6 +32,7 @@ from pointsman.router.metrics import NO_REPLICA, Exposition, Metrics
 from pointsman.router.recording import Recorder
 from pointsman.router.replicas import Registry
 from pointsman.router.service import Job, Later
+from pointsman.routing.books import Books
 
 _METRICS = b"/metrics"
 _OPEN_PATHS = (b"/health", _METRICS)  # no key needed
@@ -58,9 +58,9 @@ class Proxy:
     def __init__(
         self,
         settings: Settings,
-        ledger: Ledger,
+        books: Books,
         registry: Registry,
-        chooser: Chooser,
+        decisions: Decisions,
         dispatcher: Dispatcher,
         metrics: Metrics,
         exposition: Exposition,
@@ -70,9 +70,9 @@ class Proxy:
         backend_key: str | None = None,
     ) -> None:
         self.settings = settings
-        self.ledger = ledger
+        self.books = books
         self.registry = registry
-        self.chooser = chooser
+        self.decisions = decisions
         self.dispatcher = dispatcher
         self.metrics = metrics
         self.is_draining = False
@@ -181,7 +181,7 @@ class Proxy:
     def count(self) -> None:
         """Metrics, log and record of what has happened. After each exchange this would take twice as long as
         for some in a row; for too many at once it takes longer again, as they are no longer in the cache."""
-        self.chooser.count()
+        self.decisions.count()
         metrics, recorder = self.metrics, self._recorder
         uncounted, self._uncounted = self._uncounted, []
         statuses: list[tuple[str, int]] = []

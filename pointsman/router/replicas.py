@@ -11,8 +11,9 @@ from typing import Any
 from pointsman.errors import InputError
 from pointsman.router.breaker import HALF_OPEN, OPEN, Breaker
 from pointsman.router.config import Backend, Settings, parse_url, server_url
-from pointsman.router.contract import Ledger
 from pointsman.router.upstream import Pool
+from pointsman.routing.books import Books
+from pointsman.simulator.calibration import known_figures
 
 _MAX_MODELS = 1000
 _MIN_SHARE = 0.05  # of a replica that has just returned
@@ -76,9 +77,9 @@ class Replica:
 
 
 class Registry:
-    def __init__(self, ledger: Ledger, settings: Settings, ca: Path | None = None) -> None:
+    def __init__(self, books: Books, settings: Settings, ca: Path | None = None) -> None:
         """`ca`: of replicas that have none of their own."""
-        self._ledger = ledger
+        self._books = books
         self._settings = settings
         self._ca = ca
         self.by_slot: dict[int, Replica] = {}
@@ -110,11 +111,11 @@ class Registry:
         pool = Pool(parse_url(backend.url), self._settings.limits, backend.ca or self._ca, backend.tls_name)
         if backend.url in self.names():
             raise InputError("replica", backend.url, "is there already", "name another one")
-        slot = self._ledger.add(backend.url, backend.calibration)
+        slot = self._books.add(backend.url, known_figures(backend.calibration))
         replica = self.by_slot[slot] = Replica(backend, pool, self._settings, slot)
         if is_returning:
             replica.returned_at = monotonic()
-        self._ledger.set_accepting(slot, True)
+        self._books.set_accepting(slot, True)
         self._changed(replica, "added")
         return replica
 
@@ -243,14 +244,14 @@ class Registry:
     def _part(self, replica: Replica) -> None:
         if replica.all_numbers[0] == 0 and self.by_slot.pop(replica.slot, None) is not None:
             replica.pool.close()
-            self._ledger.remove(replica.slot)
+            self._books.remove(replica.slot)
             self._changed(replica, "removed")
 
     def _changed(self, replica: Replica, what: str) -> None:
         is_present = replica.slot in self.by_slot
         is_accepting = is_present and replica.state in ("ready", "probing")
         if is_present and is_accepting != replica.is_accepting:
-            self._ledger.set_accepting(replica.slot, is_accepting)
+            self._books.set_accepting(replica.slot, is_accepting)
         replica.is_accepting = is_accepting
         self.usually_excluded.clear()
         self.accepting = [r for r in self.by_slot.values() if r.is_accepting]

@@ -11,9 +11,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TextIO
 
-from pointsman.router.chooser import Chooser
 from pointsman.router.config import Backend, Settings
-from pointsman.router.contract import DeciderSource, Ledger
+from pointsman.router.decisions import Decisions
 from pointsman.router.downstream import ClientConnection
 from pointsman.router.health import Watch
 from pointsman.router.history import History
@@ -25,6 +24,8 @@ from pointsman.router.proxy import Proxy
 from pointsman.router.recording import Recorder
 from pointsman.router.replicas import Registry, Replica
 from pointsman.router.tls import tls_options
+from pointsman.routing.books import Books
+from pointsman.routing.decider import DeciderSource
 
 _TICK_S = 0.25
 _BACKLOG = 1024
@@ -35,7 +36,7 @@ _FLUSH_S = 1.0  # for the last bytes of answers to leave
 class Parts:
     """What a router is made of, besides its settings."""
 
-    ledger: Ledger
+    books: Books
     deciders: DeciderSource
     log_to: TextIO
     policy: str = "default"
@@ -52,10 +53,10 @@ class Router:
         self.settings = settings
         self.log = Log(parts.log_to, has_requests=parts.logs_requests)
         self._metrics = Metrics()
-        self.registry = Registry(parts.ledger, settings, parts.backend_ca)
+        self.registry = Registry(parts.books, settings, parts.backend_ca)
         for backend in backends:
             self.registry.add(backend)
-        self.chooser = Chooser(
+        self.decisions = Decisions(
             self.registry,
             parts.deciders,
             parts.policy,
@@ -64,16 +65,16 @@ class Router:
             self._metrics,
             self.log,
         )
-        self.dispatcher = Dispatcher(self.registry, self.chooser, settings.holding, self._metrics)
+        self.dispatcher = Dispatcher(self.registry, self.decisions, settings.holding, self._metrics)
         key_header = (
             b"authorization: Bearer %b\r\n" % parts.backend_key.encode() if parts.backend_key else b""
         )
-        self.watch = Watch(self.registry, parts.ledger, self.dispatcher, settings.reliability, key_header)
+        self.watch = Watch(self.registry, parts.books, self.dispatcher, settings.reliability, key_header)
         self.proxy = Proxy(
             settings,
-            parts.ledger,
+            parts.books,
             self.registry,
-            self.chooser,
+            self.decisions,
             self.dispatcher,
             self._metrics,
             Exposition(self._metrics, self.registry, parts.shadow),

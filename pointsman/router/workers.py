@@ -22,7 +22,7 @@ from typing import Any
 from pointsman.errors import InputError
 from pointsman.router.listening import resolve
 from pointsman.router.recording import Recording, new_recording
-from pointsman.routing.sharing import Books
+from pointsman.routing.sharing import SharedBooks
 
 _SEAT = "POINTSMAN_SEAT"
 _LOOK_S = 0.05
@@ -130,7 +130,7 @@ def supervise(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     with tempfile.TemporaryDirectory(prefix="pointsman-") as name:
-        books = Books(Path(name) / "books", count)
+        books = SharedBooks(Path(name) / "books", count)
         workers: list[Worker] = []
         for index in range(count):
             seat = Seat(index, count, reserved.getsockname()[1], Path(name), parent_end, recording)
@@ -151,7 +151,7 @@ def supervise(
     return 0
 
 
-def _look_after(worker: Worker, books: Books, say: Callable[[str], None]) -> None:
+def _look_after(worker: Worker, books: SharedBooks, say: Callable[[str], None]) -> None:
     if worker.restart_at:
         if time.monotonic() >= worker.restart_at:
             worker.restart_at = 0.0

@@ -5,7 +5,7 @@ No PyTorch: the policies are the compiled ones that the simulator runs.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,6 +61,20 @@ class PlainRequest:
     max_tokens: int = UNKNOWN
     session: int = NOBODY
     hold_until: float = NEVER
+
+
+class AnyDecider(Protocol):
+    """Whoever decides about requests: a policy, or one in training."""
+
+    def decide(self, request: Request, queue_size: int, now: float, excluded: Collection[int]) -> int:
+        """0 = hold, k = slot k - 1. `queue_size`: requests at the router, this one included."""
+
+    def explain(self) -> dict[str, Any]:
+        """The last decision, for people."""
+
+
+# From the name or path of a policy; raises InputError.
+DeciderSource = Callable[[str], AnyDecider]
 
 
 class Decider:

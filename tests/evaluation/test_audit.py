@@ -8,8 +8,8 @@ from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
 from pointsman.evaluation.audit import Audited, Drivers, Samples, audit, record, summarise
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
-from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 from pointsman.routing.policy import PolicySpec
+from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 
 RNG = np.random.default_rng(0)
 

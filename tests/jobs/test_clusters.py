@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pointsman.envs.jobs import JobsEnv, JobsSpec, make_clusters
 from pointsman.evaluation.jobs import JobsJudge
+from pointsman.inference.checkpoint import Checkpoint, NetworkSpec, _inference_shapes
 from pointsman.jobs.clusters import PolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
 from pointsman.jobs.observation import job_space
@@ -21,8 +22,6 @@ from pointsman.jobs.rollout import advise, play_all
 from pointsman.jobs.state import FINISHED
 from pointsman.jobs.table import Jobs
 from pointsman.jobs.workload import draw_jobs
-from pointsman.inference.checkpoint import Checkpoint, NetworkSpec, _inference_shapes
-from pointsman.simulator import jit
 
 from . import interpreted
 from .factories import Pair, random_jobs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pointsman.experiments.objective import find_objective
-from pointsman.live.books import CostBooks, Tally
+from pointsman.live.costs import CostBooks, Tally
 
 
 def test_costs_are_integrals_over_time() -> None:

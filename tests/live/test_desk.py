@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pointsman.experiments.objective import find_objective
-from pointsman.live.books import CostBooks
+from pointsman.live.costs import CostBooks
 from pointsman.live.desk import Block, Desk, Question
 from pointsman.live.spec import LiveSpec
 
@@ -26,7 +26,7 @@ class Start:
     def observe(self, *asked: object) -> tuple[Any, Any, Any]:
         return np.zeros((2, 33), np.float32), np.zeros(16, np.float32), self.legal.copy()
 
-    def choose(self, *asked: object) -> int:
+    def decide(self, *asked: object) -> int:
         self.num_asked += 1
         return 1
 

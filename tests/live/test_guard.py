@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from pointsman.live.books import Spent, Tally
+from pointsman.live.costs import Spent, Tally
 from pointsman.live.guard import objection, too_many_failed
 
 

@@ -11,8 +11,8 @@ from simulator.factories import Run
 
 from pointsman.routing.books import Ledger
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
-from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 from pointsman.routing.signals import SCRAPED_AT, SCRAPED_KV_USE, SCRAPED_RUNNING, SCRAPED_WAITING
+from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 from pointsman.simulator.run import look
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.workload import Workload

@@ -13,12 +13,9 @@ from pointsman.errors import InputError
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX
-from pointsman.simulator.run import advise, run
-from pointsman.routing.heuristics import HEURISTICS
-from pointsman.routing.policy import PolicySpec, PolicyTables
-from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
+from pointsman.simulator.run import advise, run
 from pointsman.simulator.state import DONE
 from pointsman.spec import parse_spec
 

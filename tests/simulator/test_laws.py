@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.routing.policy import PolicySpec
-from pointsman.simulator.spec import ClusterSpec
 from pointsman.routing.records import NOBODY
+from pointsman.simulator.spec import ClusterSpec
 from pointsman.workload import Workload
 
 from . import chaos

@@ -12,8 +12,7 @@ from collections import deque
 from typing import NamedTuple
 
 from pointsman.experiments.objective import Objective
-from pointsman.routing.books import Ledger
-from pointsman.routing.records import NOBODY
+from pointsman.routing.books import Books
 
 
 class Totals(NamedTuple):
@@ -80,7 +79,7 @@ class _Open:
         self.first_token_at: float | None = None
 
 
-class CostBooks(Ledger):
+class CostBooks(Books):
     def __init__(self, objective: Objective) -> None:
         super().__init__()
         self._objective = objective
@@ -97,28 +96,26 @@ class CostBooks(Ledger):
         """Of the request that is sent next."""
         self._next = tally, arrived_at
 
-    def sent(
-        self, slot: int, prompt_tokens: int, now: float, streams: bool = True, session: int = NOBODY
-    ) -> int:
-        handle = super().sent(slot, prompt_tokens, now, streams, session)
+    def sent(self, slot: int, prompt_tokens: int, now: float, streams: bool = True) -> int:
+        ticket = super().sent(slot, prompt_tokens, now, streams)
         tally, arrived_at = self._next or (None, now)  # nobody decides about a probe
         self._next = None
         if tally is not None:
             tally.num_open += 1
-        request = self._open[handle] = _Open(tally, arrived_at - self._opened_at)
+        request = self._open[ticket] = _Open(tally, arrived_at - self._opened_at)
         self._all.enter(request.arrived_at)
         self._unstarted.enter(request.arrived_at)
-        return handle
+        return ticket
 
-    def first_token(self, handle: int, now: float) -> None:
-        super().first_token(handle, now)
-        self._start(self._open[handle], now - self._opened_at)
+    def first_token(self, ticket: int, now: float) -> None:
+        super().first_token(ticket, now)
+        self._start(self._open[ticket], now - self._opened_at)
 
     def finished(
-        self, handle: int, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
+        self, ticket: int, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
     ) -> None:
-        super().finished(handle, now, prompt_tokens, output_tokens)
-        request = self._end(handle, now)
+        super().finished(ticket, now, prompt_tokens, output_tokens)
+        request = self._end(ticket, now)
         if request.tally is not None:
             assert request.first_token_at is not None
             ttft_s = request.first_token_at - request.arrived_at
@@ -127,17 +124,17 @@ class CostBooks(Ledger):
             cost = weights.outstanding * e2e_s + weights.waiting * ttft_s + weights.age * 0.5 * ttft_s**2
             request.tally.spent.append(Spent(cost, output_tokens or 1))
 
-    def failed(self, handle: int, now: float) -> None:
-        super().failed(handle, now)
-        self._end(handle, now)
+    def failed(self, ticket: int, now: float) -> None:
+        super().failed(ticket, now)
+        self._end(ticket, now)
 
     def _start(self, request: _Open, now: float) -> None:
         if request.first_token_at is None:
             request.first_token_at = now
             self._unstarted.leave(request.arrived_at, now)
 
-    def _end(self, handle: int, now: float) -> _Open:
-        request = self._open.pop(handle)
+    def _end(self, ticket: int, now: float) -> _Open:
+        request = self._open.pop(ticket)
         now -= self._opened_at
         self._start(request, now)
         self._all.leave(request.arrived_at, now)

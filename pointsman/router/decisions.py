@@ -13,10 +13,11 @@ from time import monotonic, time
 from typing import Any, NamedTuple, Protocol
 
 from pointsman.router.config import Reliability
-from pointsman.router.contract import Decider, DeciderSource
 from pointsman.router.logs import Log
 from pointsman.router.metrics import Metrics
 from pointsman.router.replicas import Registry, Replica
+from pointsman.routing.decider import AnyDecider, DeciderSource, Request
+from pointsman.routing.records import NEVER
 
 FALLBACK = "least-outstanding"
 PROBE = "probe"
@@ -28,12 +29,10 @@ Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
 Verdict = Replica | str | None  # a replica, None to hold, or what is wrong with the policy
 
 
-class Placed(Protocol):
+class Placed(Request, Protocol):
     """What a decision is about."""
 
     request_id: str
-    prompt_tokens: int
-    session: int
 
 
 class Decision(NamedTuple):
@@ -47,7 +46,7 @@ class Decision(NamedTuple):
     session: int
 
 
-class Chooser:
+class Decisions:
     def __init__(
         self,
         registry: Registry,
@@ -68,10 +67,10 @@ class Chooser:
         self._suspended_until = -math.inf
         self._has_said = False
         self.on_switch: list[Callable[[str], None]] = []
-        self._decider: Decider = source(policy)
+        self._decider: AnyDecider = source(policy)
         self.policy = policy
         self.shadow = shadow
-        self._shadow: Decider | None = source(shadow) if shadow is not None else None
+        self._shadow: AnyDecider | None = source(shadow) if shadow is not None else None
         self._last: deque[Remembered] = deque(maxlen=_NUM_REMEMBERED)
         # What `count` has not counted yet.
         self._latest: list[Remembered] = []
@@ -95,8 +94,8 @@ class Chooser:
         self.count()
         return [Decision(*one) for one in self._last]
 
-    def choose(
-        self, request: Placed, waited_s: float, queue_size: int, excluded: Collection[int], must_send: bool
+    def decide(
+        self, request: Placed, queue_size: int, excluded: Collection[int], must_send: bool
     ) -> Replica | None:
         """None: hold it. At least one replica must be neither excluded nor out of service."""
         started = monotonic()
@@ -104,7 +103,7 @@ class Chooser:
         if started < self._suspended_until:
             found: Verdict = "suspended"
         else:
-            found = self._ask(self._decider, request, waited_s, queue_size, started, excluded)
+            found = self._ask(self._decider, request, queue_size, started, excluded)
             took_s = monotonic() - started
             self._took_s.append(took_s)
             if took_s > self._max_decision_s and not isinstance(found, str):
@@ -120,14 +119,14 @@ class Chooser:
             self._metrics.fallbacks[found] += 1
             found = self._registry.least_outstanding(excluded)
         if self._shadow is not None:
-            other = self._ask(self._shadow, request, waited_s, queue_size, started, excluded)
+            other = self._ask_shadow(request, queue_size, started, excluded)
             self._shadowed.append((other, other is found))
-        self._remember(request, waited_s, queue_size, by, found)
+        self._remember(request, started, queue_size, by, found)
         return found
 
-    def probed(self, request: Placed, waited_s: float, queue_size: int, replica: Replica) -> None:
+    def probed(self, request: Placed, now: float, queue_size: int, replica: Replica) -> None:
         """Not a decision of the policy: the breaker of this replica is half-open."""
-        self._remember(request, waited_s, queue_size, PROBE, replica)
+        self._remember(request, now, queue_size, PROBE, replica)
 
     def explain(self) -> dict[str, Any]:
         """The last decision, in the policy's own terms where it was the policy's."""
@@ -144,17 +143,14 @@ class Chooser:
 
     def _ask(
         self,
-        decider: Decider,
-        request: Placed,
-        waited_s: float,
+        decider: AnyDecider,
+        request: Request,
         queue_size: int,
         now: float,
         excluded: Collection[int],
     ) -> Verdict:
         try:
-            action = decider.choose(
-                request.prompt_tokens, waited_s, queue_size, now, excluded, request.session
-            )
+            action = decider.decide(request, queue_size, now, excluded)
         except Exception as error:
             return f"exception {type(error).__name__}"
         if action == 0:
@@ -168,8 +164,16 @@ class Chooser:
             return "replica not allowed"
         return replica
 
+    def _ask_shadow(self, request: Placed, queue_size: int, now: float, excluded: Collection[int]) -> Verdict:
+        """What the shadow would do; a hold of its own holds nothing."""
+        assert self._shadow is not None
+        hold_until, request.hold_until = request.hold_until, NEVER
+        verdict = self._ask(self._shadow, request, queue_size, now, excluded)
+        request.hold_until = hold_until
+        return verdict
+
     def _remember(
-        self, request: Placed, waited_s: float, queue_size: int, by: str, replica: Replica | None
+        self, request: Placed, now: float, queue_size: int, by: str, replica: Replica | None
     ) -> None:
         latest = self._latest
         latest.append(
@@ -179,7 +183,7 @@ class Chooser:
                 replica.name if replica is not None else HELD,
                 request.request_id,
                 request.prompt_tokens,
-                waited_s,
+                now - request.arrived_at,
                 queue_size,
                 request.session,
             )
