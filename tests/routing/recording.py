@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from simulator.factories import Run
 
-from pointsman.routing.books import Ledger
+from pointsman.routing.books import Books as Ledger
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 from pointsman.routing.signals import SCRAPED_AT, SCRAPED_KV_USE, SCRAPED_RUNNING, SCRAPED_WAITING
 from pointsman.simulator.privileged import PRIVILEGED_FEATURES
@@ -70,7 +70,7 @@ def record(
             request,
             0,
             at - float(run.requests["arrived_at"][request]),
-            int(run.sim.queue_size),
+            int(run.sim.router.queue_size),
             run.table.copy(),
             entities[0].copy(),
             context[0].copy(),
@@ -79,11 +79,11 @@ def record(
         run.action = decision.action = choose(decision, rng)
         recording.decisions.append(decision)
     assert run.sim.num_preemptions == 0, "a preempted stream pauses in ways that the batch log does not show"
-    recording.stream = sorted(_tokens(run))
+    recording.stream = sorted(stream_of(run))
     return recording
 
 
-def _tokens(run: Run) -> Iterator[tuple[float, int, int]]:
+def stream_of(run: Run) -> Iterator[tuple[float, int, int]]:
     """Without memory pressure every stream of a replica has a token at the end of each of its batches."""
     log = run.batch_log[: run.sim.num_logged_batches]
     for i, request in enumerate(run.requests):
