@@ -10,7 +10,8 @@ import resource
 import time
 
 from pointsman.config import Config
-from pointsman.evaluation.simulate import prepare, run_to_end, simulate
+from pointsman.evaluation.running import run_to_end
+from pointsman.evaluation.simulate import prepare, simulate
 from pointsman.policies.spec import PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.spec import parse_spec

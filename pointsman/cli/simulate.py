@@ -55,6 +55,7 @@ def simulate(
     Example: pointsman simulate my-cluster.yaml --set policy.kind=least-work --requests requests.csv
     """
     from pointsman.evaluation import simulate as evaluation
+    from pointsman.evaluation.running import load_simulator
     from pointsman.report.files import output_file
     from pointsman.report.requests import write_requests
     from pointsman.report.trace import TraceWriter
@@ -70,7 +71,7 @@ def simulate(
         trace = (
             TraceWriter(trace_file, _replica_names(prepared), _num_lanes(prepared)) if trace_file else None
         )
-        evaluation.load_simulator()
+        load_simulator()
         started = time.perf_counter()
         with progress("simulating", len(prepared.workload)) as advance:
             outcome = evaluation.simulate(

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any
-
-import numpy as np
 
 from pointsman.config import Config
 from pointsman.errors import InputError
 from pointsman.evaluation.capacity import capacity_rps
 from pointsman.evaluation.metrics import measure
+from pointsman.evaluation.running import Progress, run_to_end
 from pointsman.policies.checkpoint import Checkpoint
-from pointsman.policies.rollout import run
 from pointsman.policies.spec import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
-from pointsman.simulator.replica import FAR
-from pointsman.simulator.state import DONE, SIM
 from pointsman.workload import Workload, build_workload
 
-NUM_PROGRESS_STEPS = 100
 NUM_LOGGED_BATCHES = 65_536  # how many `on_batches` gets at a time
-Progress = Callable[[int], None]  # gets the number of requests finished since the last call
 AnyPolicy = PolicySpec | Checkpoint
 BatchSink = Callable[[Any], None]  # gets batches [n] BATCH_LOG in the order in which they ended
 
@@ -112,47 +104,3 @@ def simulate(
         )
         for i, one in enumerate(prepared)
     ]
-
-
-def load_simulator() -> None:
-    """Compile the kernel, or load it from the cache, so that the next run takes only its own time."""
-    no_clusters = np.zeros(0, SIM).view(np.recarray)
-    run(no_clusters, PolicyTables([]).rows, np.zeros(0, np.int64), 0, 0)
-
-
-def run_to_end(
-    clusters: Clusters,
-    policies: PolicyTables,
-    num_threads: int = 1,
-    progress: Progress | None = None,
-    on_pause: Callable[[], None] | None = None,
-) -> None:
-    """`on_pause` is called whenever the kernel pauses, and at the end.
-
-    An exception ends all clusters at their next pause: with `progress`, Ctrl-C works within a moment.
-    """
-    actions = np.zeros(len(clusters.sims), np.int64)
-    stop = Event()
-
-    def run_one(i: int) -> None:
-        sim = clusters.sims[i]
-        stride = max(1, int(sim.num_requests) // NUM_PROGRESS_STEPS)
-        while sim.status != DONE and not stop.is_set():
-            before = int(sim.num_completed)
-            sim.pause_at = before + stride if progress else FAR
-            run(clusters.sims, policies.rows, actions, i, i + 1)
-            if progress:
-                progress(int(sim.num_completed) - before)
-            if on_pause:
-                on_pause()
-
-    if num_threads == 1:
-        for i in range(len(clusters.sims)):
-            run_one(i)
-    else:
-        with ThreadPoolExecutor(num_threads) as pool:
-            try:
-                list(pool.map(run_one, range(len(clusters.sims))))
-            except BaseException:
-                stop.set()
-                raise

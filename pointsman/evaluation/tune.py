@@ -26,8 +26,9 @@ from pointsman.config import Config
 from pointsman.evaluation.compare import BATCH_REQUESTS
 from pointsman.evaluation.evolution import EvolutionStrategy
 from pointsman.evaluation.objective import Objective
+from pointsman.evaluation.running import run_to_end
 from pointsman.evaluation.scenarios import SELECTION_SEEDS, Scenario
-from pointsman.evaluation.simulate import Prepared, prepare, run_to_end, simulate
+from pointsman.evaluation.simulate import Prepared, prepare, simulate
 from pointsman.policies.spec import PolicySpec, PolicyTables
 from pointsman.signals import SIGNAL_INDEX
 from pointsman.simulator.cluster import Clusters

@@ -9,8 +9,9 @@ from pointsman.config import SloSpec
 from pointsman.errors import InputError
 from pointsman.evaluation.metrics import measure, slo_excess
 from pointsman.evaluation.objective import DEFAULT_OBJECTIVE, OBJECTIVES, Objective, find_objective
+from pointsman.evaluation.running import run_to_end
 from pointsman.evaluation.scenarios import find_scenario
-from pointsman.evaluation.simulate import prepare, run_to_end
+from pointsman.evaluation.simulate import prepare
 from pointsman.policies.spec import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 

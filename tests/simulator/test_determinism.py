@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from pointsman.config import Config
-from pointsman.evaluation.simulate import Prepared, run_to_end, simulate
+from pointsman.evaluation.running import run_to_end
+from pointsman.evaluation.simulate import Prepared, simulate
 from pointsman.policies.rollout import run as run_kernel
 from pointsman.policies.spec import HEURISTICS, PolicyTables
 from pointsman.simulator.cluster import Clusters
