@@ -32,7 +32,7 @@ from pointsman.cli import (
     tune,
     watch,
 )
-from pointsman.cli.console import say, warnings_as_lines
+from pointsman.cli.console import notices_as_lines, say
 from pointsman.errors import InputError
 
 # Newer versions of typer carry their own click: take the class from where this one has it.
@@ -92,7 +92,7 @@ def pointsman(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    with warnings_as_lines():
+    with notices_as_lines():
         try:
             arguments = sys.argv[1:] if arguments is None else list(arguments)
             status = app(args=arguments, prog_name="pointsman", obj=arguments, standalone_mode=False)
@@ -108,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except (KeyboardInterrupt, typer.Abort):
+            say("interrupted")
             return 130
 
 

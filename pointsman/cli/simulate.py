@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,6 +113,7 @@ def _as_json(prepared: Prepared, outcome: Outcome, wall_s: float) -> dict[str, A
     return {
         **provenance(),
         "config": prepared.config.model_dump(mode="json"),
+        "trace": asdict(reading) if (reading := prepared.workload.reading) else None,
         "metrics": outcome.metrics,
         "replicas": _replica_figures(prepared, outcome),
         "timings": {"wall_s": wall_s, "requests_per_wall_s": len(outcome.requests) / wall_s},

@@ -104,7 +104,9 @@ def _choose_format(source: TraceSource, file: TraceFile, needs_times: bool) -> _
 
 
 def _times(table: RawTable, column: str, file: TraceFile, form: _Format) -> Times:
-    return read_times(table, column, file.time_unit, unit_of(column) or form.time_unit)
+    times = read_times(table, column, file.time_unit, unit_of(column) or form.time_unit)
+    table.reject(column, pl.Series(times.ticks < 0), "a negative time", FIX_ROW)
+    return times
 
 
 def _seconds(times: Times, start_at_zero: bool) -> NDArray[np.float64]:
@@ -120,14 +122,16 @@ def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: 
         trace = replace(trace, arrived_at=trace.arrived_at - trace.arrived_at[0])
     first_s, last_s = float(trace.arrived_at[0]), float(trace.arrived_at[-1])
     reading = TraceReading(
-        file.path,
-        columns,
-        times.what,
-        times.first_date(),
-        len(trace),
-        last_s - first_s,
-        float(times.seconds().min()) - first_s,
-        num_out_of_order,
+        path=file.path,
+        content="requests",
+        num_rows=len(trace),
+        span_s=last_s - first_s,
+        columns=columns,
+        time_column=columns["arrived_at"],
+        time_format=times.what,
+        first_date=times.first_date(),
+        shifted_by_s=float(times.seconds().min()) - first_s,
+        num_out_of_order=num_out_of_order,
     )
     reading.say()
     return replace(trace, reading=reading)

@@ -19,7 +19,7 @@ from pointsman.workload.files import RawTable
 from pointsman.workload.spec import TimeUnit
 
 FIX_ROW = "correct or remove the row"
-_UNITS_PER_S: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+UNITS_PER_S: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _UNIT_NAMES: dict[TimeUnit, str] = {
     "s": "seconds",
     "ms": "milliseconds",
@@ -56,14 +56,12 @@ def read_times(
 ) -> Times:
     """`unit` is what the user says; `usual_unit` holds for numbers that are no Unix time."""
     if _is_calendar(table.frame[column]):
-        return Times(_calendar_ns(table, column), _UNITS_PER_S["ns"], True, "dates")
-    numbers = read_numbers(table, column)
-    table.reject(column, numbers < 0, "a negative time", FIX_ROW)
-    ticks = numbers.to_numpy()
+        return Times(_calendar_ns(table, column), UNITS_PER_S["ns"], True, "dates")
+    ticks = read_numbers(table, column).to_numpy()
     epoch_unit = _epoch_unit(float(ticks.min()), unit)
     found = epoch_unit or unit or usual_unit
     what = f"Unix time in {_UNIT_NAMES[found]}" if epoch_unit else _UNIT_NAMES[found]
-    return Times(ticks, _UNITS_PER_S[found], epoch_unit is not None, what)
+    return Times(ticks, UNITS_PER_S[found], epoch_unit is not None, what)
 
 
 def read_numbers(table: RawTable, column: str) -> pl.Series:
@@ -82,7 +80,7 @@ def read_numbers(table: RawTable, column: str) -> pl.Series:
 
 
 def _epoch_unit(earliest: float, given: TimeUnit | None) -> TimeUnit | None:
-    for unit, per_s in _UNITS_PER_S.items():
+    for unit, per_s in UNITS_PER_S.items():
         if unit == (given or unit) and _EPOCH_S[0] <= earliest / per_s < _EPOCH_S[1]:
             return unit
     return None
