@@ -187,17 +187,18 @@ def add_repeatedly(total, step, limit):
     """`while total < limit: total += step`, in as many turns as there are powers of two on the way.
 
     Between two powers of two, sums are multiples of one unit, and each addition is rounded by the same
-    amount: many of them are one product, which is exact. (The first one may be a tie that rounds otherwise.)
+    amount, but for the first one, which may be a tie: many of them are one product, which is exact.
     """
     while total < limit:
         total += step
-        power_of_two = math.ldexp(1.0, math.frexp(total)[1])  # above `total`
-        rounded_step = total + step - total
-        if rounded_step <= 0.0:  # too small to be seen beside `total`
+        after_a_tie = total + step
+        rounded_step = after_a_tie + step - after_a_tie
+        if rounded_step <= 0.0:  # too small to be seen beside the sum
             return limit
-        num_steps = math.floor((min(limit, power_of_two) - total) / rounded_step) - 2.0
-        if num_steps > 0.0:
-            total += num_steps * rounded_step
+        power_of_two = math.ldexp(1.0, math.frexp(after_a_tie)[1])  # the next one above
+        num_steps = math.floor((min(limit, power_of_two) - after_a_tie) / rounded_step) - 2.0
+        if num_steps > 0.0 and total >= 0.5 * power_of_two:
+            total = after_a_tie + num_steps * rounded_step
     return total
 
 

@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_left_out_or_cut(tmp_path: Path) -> None:
         (
             "a,b\n1,2\n",
             {},
-            "no known column for times of submission and numbers of GPUs among a, b; add it, or name it",
+            "for times of submission and numbers of GPUs among a, b; add it, or name it",
         ),
         (PLAIN, {"columns": {"gpus": "width"}}, "column 'width' for gpus is missing"),
         (PLAIN.replace("20.5", "-1"), {}, r"line 3, column duration_s = '-1': a negative duration"),
