@@ -11,6 +11,7 @@ from typing import Any
 from pointsman.config import Config
 from pointsman.errors import InputError
 from pointsman.evaluation.capacity import capacity_rps
+from pointsman.evaluation.checks import check_traffic
 from pointsman.evaluation.metrics import measure
 from pointsman.evaluation.running import Progress, run_to_end
 from pointsman.policies.checkpoint import Checkpoint
@@ -46,6 +47,7 @@ def prepare(config: Config, base_dir: Path | None = None) -> Prepared:
     find_capacity = partial(capacity_rps, config.workload, plans, base_dir)
     workload = build_workload(config.workload, config.seed, find_capacity, base_dir)
     _check_served(config)
+    check_traffic(config, plans, workload, base_dir)
     return Prepared(config, plans, workload)
 
 
