@@ -35,6 +35,8 @@ from pointsman.cli import (
 from pointsman.cli.console import notices_as_lines, say
 from pointsman.errors import InputError
 
+INTERRUPTED = 130
+
 # Newer versions of typer carry their own click: take the class from where this one has it.
 _ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
@@ -97,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             arguments = sys.argv[1:] if arguments is None else list(arguments)
             status = app(args=arguments, prog_name="pointsman", obj=arguments, standalone_mode=False)
             sys.stdout.flush()
+            if status == INTERRUPTED:  # typer makes that of Ctrl-C
+                say("interrupted")
             return int(status or 0)
         except InputError as error:
             say(f"error: {error}")
@@ -109,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 141
         except (KeyboardInterrupt, typer.Abort):
             say("interrupted")
-            return 130
+            return INTERRUPTED
 
 
 def _usage_error(error: BaseException) -> int:

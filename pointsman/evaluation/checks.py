@@ -42,7 +42,7 @@ def _check_context(path: str, plans: list[ReplicaPlan], workload: Workload) -> N
         limit = largest.max_context_tokens
         _warn(
             f"{path}: {num_too_long:,} of {len(workload):,} requests (the longest {sizes.max():,} tokens) "
-            f"are beyond the context of {largest.model} ({limit:,} tokens), and its servers would refuse them; "
+            f"are beyond the context of {largest.model} ({limit:,} tokens): its servers would refuse them; "
             f"set workload.max_tokens={limit} to cut prompts, or another cluster.model"
         )
 
