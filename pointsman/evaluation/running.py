@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from threading import Event
 
 import numpy as np
@@ -18,6 +19,7 @@ NUM_PROGRESS_STEPS = 100
 Progress = Callable[[int], None]  # gets the number of requests finished since the last call
 
 
+@cache
 def load_simulator() -> None:
     """Compile the kernel, or load it from the cache, so that the next run takes only its own time."""
     no_clusters = np.zeros(0, SIM).view(np.recarray)
