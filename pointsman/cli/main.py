@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pointsman import __version__
 from pointsman.cli import (
@@ -35,14 +36,23 @@ from pointsman.cli import (
 from pointsman.cli.console import notices_as_lines, say
 from pointsman.errors import InputError
 
-INTERRUPTED = 130
-
 # Newer versions of typer carry their own click: take the class from where this one has it.
 _ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
 
+
+class _Commands(TyperGroup):
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:  # typer makes status 130 of it, without a word
+            say("interrupted")
+            raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -99,8 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             arguments = sys.argv[1:] if arguments is None else list(arguments)
             status = app(args=arguments, prog_name="pointsman", obj=arguments, standalone_mode=False)
             sys.stdout.flush()
-            if status == INTERRUPTED:  # typer makes that of Ctrl-C
-                say("interrupted")
             return int(status or 0)
         except InputError as error:
             say(f"error: {error}")
@@ -113,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 141
         except (KeyboardInterrupt, typer.Abort):
             say("interrupted")
-            return INTERRUPTED
+            return 130
 
 
 def _usage_error(error: BaseException) -> int:
