@@ -243,14 +243,8 @@ def wait_for(port: int) -> None:
 
 
 def ask(port: int, answers: list[bytes]) -> None:
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
-    body = {
-        "model": "Llama-3-8B",
-        "prompt": "hello " * 50,
-        "max_tokens": 8,
-        "stream": True,
-        "ignore_eos": True,
-    }
+    prompt = {"model": "llama-3-8b", "prompt": "hello " * 50}
+    body = prompt | {"max_tokens": 8, "stream": True, "ignore_eos": True}
     with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         headers = {"content-type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
