@@ -21,6 +21,7 @@ MIN_DECISIONS = 40
 PER_WINDOW = 25  # decisions, where there are few
 MIN_WINDOWS, MAX_WINDOWS = 8, 60
 MAX_ACTIONS = 256
+MANY_REWARDS = 50  # different ones
 MANY_ROWS = 20_000  # that many are folded though they name no action
 NO_ENTITY = ("hold", "noop", "no-op", "no_op", "none", "wait", "skip")
 LAST_COUNTS = ("timesteps", "fraction_done", "elapsed_s")  # the others: their mean
@@ -67,6 +68,7 @@ def fold(
     what = "rows"
     if actions is not None:
         folded |= _shares(actions, of_decision, place, num_windows)
+        folded |= _flat_rewards(columns.get("mean_ep_return"), of_decision, place, num_windows)
         num_actions, what = len(actions.names), "decisions"
     notes = (
         f"{len(of_decision):,} {what}, one a row, in {num_windows} windows of about "
@@ -139,6 +141,28 @@ def _shares(
     if len(entities) < len(actions.names):
         columns["noop_frac"] = shares[:, ~actions.is_entity].sum(axis=1)
     return columns
+
+
+def _flat_rewards(
+    rewards: Array | None, of_decision: NDArray[np.int64], place: NDArray[np.int64], num_windows: int
+) -> dict[str, Array]:
+    """How many rewards are exactly 0, and how many lie exactly on the highest or lowest value of all, as
+    clipped ones do. Nothing of rewards that take a few values only: there it says nothing."""
+    if rewards is None:
+        return {}
+    rows = of_decision[np.isfinite(rewards[of_decision])]
+    values = rewards[rows]
+    if len(np.unique(values)) < MANY_REWARDS:
+        return {}
+    counts = np.bincount(place[rows], minlength=num_windows)
+    is_clipped = (values == values.min()) | (values == values.max())
+
+    def share(holds: NDArray[np.bool_]) -> Array:
+        return np.asarray(
+            np.bincount(place[rows], weights=holds, minlength=num_windows) / np.maximum(counts, 1)
+        )
+
+    return {"reward_clipped_frac": share(is_clipped), "reward_zero_frac": share(values == 0)}
 
 
 def _broken(

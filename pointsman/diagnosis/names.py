@@ -123,8 +123,7 @@ ALIASES = {
     r"fps|sps|steps_per_sec(ond)?": "steps_per_s",
     r"(kl_)?early_stop(ped|ping)?": "early_stop",
     r"(baseline|reference)_(reward|return|score)": "eval_baseline_return",
-    r"(selected|chosen|picked|target)_(action|replica|server|backend|worker|node|instance|gpu)(_id|_index)?": "action",
-    r"actions?(_id|_index|_taken)|(replica|server|backend|worker)(_id|_index)?": "action",
+    r"((selected|chosen|target)_)?(action|replica|server|backend|worker|node)(_id|_index|_taken)?": "action",
 }
 
 _ACTION_SHARE = re.compile(r"actions?(?:_frac|_dist|_prob|_share)?[_/](\d+)(?:_frac)?")

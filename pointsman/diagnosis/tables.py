@@ -52,7 +52,9 @@ def read_table(path: Path) -> Table:
         notes.append(f"{start} lines before the header were skipped")
     data, headers = _under_headers(lines[start:])
     if len(headers) > 1:
-        notes.append(f"the header stands {len(headers)} times; each holds for the rows of its length below it")
+        notes.append(
+            f"the header stands {len(headers)} times; each holds for the rows of its length below it"
+        )
     named, more_notes = _named(data)
     if not named:
         raise InputError("RUN", str(path), "has a header but no row", "wait for the first update")
@@ -68,7 +70,9 @@ def _under_headers(lines: Sequence[list[str]]) -> tuple[list[Line], list[tuple[s
     headers: list[tuple[str, ...]] = []
     by_length: dict[int, tuple[str, ...]] = {}
     for position, row in enumerate(lines):
-        if _is_header(row) and (not headers or tuple(row) in headers or _is_new_header(lines, position, headers)):
+        if _is_header(row) and (
+            not headers or tuple(row) in headers or _is_new_header(lines, position, headers)
+        ):
             headers.append(tuple(row))
             by_length[len(row)] = tuple(row)
             continue
@@ -131,7 +135,8 @@ def _is_other_kind(fitting: Sequence[Line], short: Sequence[Line], data: Sequenc
     if _only_grows([line.cells[0] for line in fitting]) and not _only_grows([cells[0] for cells in together]):
         return True
     return any(
-        _are_whole([line.cells[column] for line in fitting]) and not _are_whole([line.cells[column] for line in short])
+        _are_whole([line.cells[column] for line in fitting])
+        and not _are_whole([line.cells[column] for line in short])
         for column in range(length)
     )
 
