@@ -19,7 +19,7 @@ MEDIANS_AT_ONCE = 1_000_000  # values in memory
 SIGNIFICANT = 3.0  # times the noise
 AVERAGED = 3.0  # training returns are often moving averages: their noise looks so much smaller than it is
 MEDIAN_ERROR = 1.25  # of a median, in errors of a mean
-FEW = 4.0  # values about the trend whose spread may well be half of what it should be
+FEW = 7.0  # values: their spread may well be half of what more would have
 MIN_BLOCKS = 14  # fewer, and a single fall would pass for noise
 NO_KL = 1e-7  # of an update: the policy stands still
 LARGE_KL = 0.05  # of an update [nats]; usual targets are 0.01 to 0.03
@@ -48,7 +48,7 @@ def noise(y: Array) -> float:
     off = settled[1:-1] - (settled[:-2] + settled[2:]) / 2
     if not len(off):
         return 0.0
-    return float(1.4826 * np.median(np.abs(off)) / np.sqrt(1.5)) * (1.0 + FEW / len(off))
+    return float(1.4826 * np.median(np.abs(off)) / np.sqrt(1.5)) * (1.0 + (FEW / len(off)) ** 1.5)
 
 
 def noise_of_medians(y: Array, window: int) -> float:

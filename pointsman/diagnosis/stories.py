@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 # Of the score: what others cause.
 SHAPES = ("no-gain", "slow-drift", "best-early", "oscillation", "futile-exploration")
-UNTAUGHT = (*SHAPES, "flat-learning", "training-evaluation-gap", "wrong-sign", "baseline-at-the-ceiling")
+UNTAUGHT = (
+    *SHAPES,
+    "flat-learning",
+    "training-evaluation-gap",
+    "wrong-sign",
+    "baseline-at-the-ceiling",
+    "noop-gap",
+)
 COLLAPSED = ("noop-gap", "limits-passed")  # of a policy that is sure of the wrong thing
 # Findings -> what follows from them.
 FOLLOWS: dict[str, tuple[str, ...]] = {
@@ -26,7 +33,14 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "mask-bug": ("stopped",),
     "other-policy": ("overshoot", "kl-brake-always-on", "kl-brake-never", "stopped"),
     "kl-brake-always-on": (*SHAPES, "overshoot", "flat-learning"),
-    "overshoot": (*SHAPES, *COLLAPSED, "entropy-collapse", "kl-brake-never", "value-loss-at-drops"),
+    "overshoot": (
+        *SHAPES,
+        *COLLAPSED,
+        "entropy-collapse",
+        "kl-brake-never",
+        "training-evaluation-gap",
+        "value-loss-at-drops",
+    ),
     "flat-learning": (*SHAPES, "stuck-at-uniform", "critic-bottleneck", "noop-gap"),
     "reward-saturation": (*UNTAUGHT, "stuck-at-uniform", "critic-bottleneck"),
     "noop-collapse": (*UNTAUGHT, *COLLAPSED, "entropy-collapse", "noop-jump"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pointsman.diagnosis.curves import Array, Facts, RunLog
-from pointsman.diagnosis.findings import diagnose
+from pointsman.diagnosis.findings import Finding, diagnose
 
 ROWS = 120
 EVALUATE_EVERY = 5
@@ -102,5 +102,9 @@ def foreign(columns: Mapping[str, Array]) -> RunLog:
 
 def found(log: RunLog) -> dict[str, str]:
     """Names and severities, the worst first, each followed by what it explains."""
-    told = [one for cause in diagnose(log).findings for one in (cause, *cause.symptoms)]
-    return {one.name: one.severity for one in told}
+    return {one.name: one.severity for one in told(log)}
+
+
+def told(log: RunLog) -> list[Finding]:
+    """Causes and their symptoms."""
+    return [one for cause in diagnose(log).findings for one in (cause, *cause.symptoms)]

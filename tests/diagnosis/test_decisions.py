@@ -26,7 +26,7 @@ def entropy_of(share: Any) -> Any:
 
 
 def decisions(seed: int, share: Any) -> dict[str, Any]:
-    """Columns of a policy that chooses replica 2 with this probability. Rewards are noise around a constant."""
+    """Of a policy that chooses replica 2 with this probability. Rewards are noise around a constant."""
     rng = np.random.default_rng(seed)
     return {
         "step": np.arange(NUM),
@@ -41,7 +41,9 @@ def decisions(seed: int, share: Any) -> dict[str, Any]:
 
 def write(path: Path, columns: dict[str, Any]) -> Path:
     rows = zip(*columns.values(), strict=True)
-    lines = [",".join(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row) for row in rows]
+    lines = [
+        ",".join(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row) for row in rows
+    ]
     path.write_text("\n".join([",".join(columns), *lines]) + "\n")
     return path
 
@@ -146,7 +148,10 @@ def two_kinds(tmp_path: Path, form: str) -> Path:
     """An update after every 50 decisions; its KL and explained variance stand in its row alone."""
     columns = decisions(0, COLLAPSING)
     rng = np.random.default_rng(1)
-    decision_names, update_names = ["step", "selected_replica", "reward"], ["update", "approx_kl", "explained_var"]
+    decision_names, update_names = (
+        ["step", "selected_replica", "reward"],
+        ["update", "approx_kl", "explained_var"],
+    )
     update_names += ["entropy", "v_loss"]
     lines = []
     if form in ("one header each", "no header for updates"):

@@ -84,7 +84,9 @@ def noop_jump(log: RunLog) -> Looked:
         return Unclear(f"{len(series)} rows with both, needs {4 * window}")
     middles = range(window, len(series) - window + 1)
     changes = np.array([_step(series.y, i, window) for i in middles])
-    at = middles[int(np.abs(changes).argmax())]
+    near = middles[int(np.abs(changes).argmax())]
+    around = range(max(near - window // 2, window), min(near + window // 2, len(series) - window) + 1)
+    at = max(around, key=lambda place: abs(_step(series.y, place, 2)))
     change = _step(series.y, at, window)
     smooth = running_median(series.y, window)[window - 1 :]
     error = MEDIAN_ERROR * noise(series.y) * np.sqrt(2 / window)

@@ -155,7 +155,7 @@ def wrong_sign(log: RunLog) -> Looked:
     never_gained = (
         score.best - score.start <= score.chance and (score.series.y[1:] < score.start).mean() > 0.9
     )
-    has_fallen = fall > max(SIGNIFICANT * noise(score.series.y), BEHIND * score.unit)
+    has_fallen = fall > max(SIGNIFICANT * noise(score.series.y), score.chance, BEHIND * score.unit)
     if not (never_gained and has_fallen and rise(earned) > CLEAR_RISE):
         return None
     first, last = earned.head(0.2).mean(), earned.tail(0.2).mean()

@@ -199,7 +199,10 @@ def value_loss_at_drops(log: RunLog) -> Looked:
     spread = noise(np.log(np.maximum(losses.y, 1e-30)))
     is_spike = sizes > max(np.log(SHOCK), (SIGNIFICANT + by_chance(len(sizes))) * spread)
     spiked = np.array([is_spike[(losses.x > a) & (losses.x <= b)].any() for a, b in pairwise(x)])
-    has_dropped = -np.diff(y) > max(LOST * score.unit, SIGNIFICANT * noise(y))
+    gained = score.best - (score.start if score.baseline is None else score.baseline)
+    # By the median: what drops and comes back at once is no noise.
+    usual_change = 1.4826 * float(np.median(np.abs(np.diff(y))))
+    has_dropped = -np.diff(y) > max(LOST * gained, SIGNIFICANT * usual_change, 1e-12)
     num_drops, num_hits = int(has_dropped.sum()), int((has_dropped & spiked).sum())
     if num_hits == 0 or num_hits < num_drops / 2:
         return None
@@ -239,12 +242,12 @@ STEP_RULES = (
         ("early_stop",),
         brake_always_on,
         "steps so large that an update has to be stopped almost at once: most of each rollout is thrown away",
-        "KL of the first minibatches; gradient norm; whether advantages are normalised",
+        "KL of the first minibatches; gradient norm; whether advantages are normalised; whether the target "
+        "KL is far below what does harm (0.01)",
         (
             LOWER_LR,
             FEWER_EPOCHS,
             LARGER_BATCH,
-            Knob("target KL", "raise, if KL is harmless", "ppo.target_kl"),
         ),
     ),
     Rule(
