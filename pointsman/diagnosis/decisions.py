@@ -100,7 +100,7 @@ def _actions(values: Array | None, words: Mapping[int, str], num_rows: int) -> _
         numbers, inverse = np.unique(values[seen], return_inverse=True)
         labels = [f"{number:g}" for number in numbers]
         is_entity = numbers >= 0  # -1 is how many write that nobody was chosen
-    if seen.sum() < MIN_DECISIONS or len(labels) > min(MAX_ACTIONS, seen.sum() // 4):
+    if seen.sum() < MIN_DECISIONS or not 1 < len(labels) <= min(MAX_ACTIONS, seen.sum() // 4):
         return None
     codes = np.full(num_rows, -1)
     codes[seen] = inverse

@@ -48,7 +48,7 @@ def noise(y: Array) -> float:
     off = settled[1:-1] - (settled[:-2] + settled[2:]) / 2
     if not len(off):
         return 0.0
-    return float(1.4826 * np.median(np.abs(off)) / np.sqrt(1.5)) * (1.0 + (FEW / len(off)) ** 1.5)
+    return float(1.4826 * np.median(np.abs(off)) / np.sqrt(1.5) * (1.0 + (FEW / len(off)) ** 1.5))
 
 
 def noise_of_medians(y: Array, window: int) -> float:

@@ -123,7 +123,8 @@ ALIASES = {
     r"fps|sps|steps_per_sec(ond)?": "steps_per_s",
     r"(kl_)?early_stop(ped|ping)?": "early_stop",
     r"(baseline|reference)_(reward|return|score)": "eval_baseline_return",
-    r"((selected|chosen|target)_)?(action|replica|server|backend|worker|node)(_id|_index|_taken)?": "action",
+    r"(selected|chosen|target)_(action|replica|server|backend|worker|node|gpu)(_id|_index)?": "action",
+    r"actions?(_id|_index|_taken)?|replica(_id|_index)?": "action",
 }
 
 _ACTION_SHARE = re.compile(r"actions?(?:_frac|_dist|_prob|_share)?[_/](\d+)(?:_frac)?")
@@ -188,9 +189,12 @@ def derive(
     blocks = [values for name, values in columns.items() if _BLOCK.fullmatch(name)]
     if blocks and "eval_min_block_return" not in columns:
         columns["eval_min_block_return"] = np.min(blocks, axis=0)
-    shares = [values for name, values in columns.items() if _ACTION_SHARE.fullmatch(name)]
-    if len(shares) > 1 and "action_frac_max" not in columns:
-        columns["action_frac_max"] = np.max(shares, axis=0)
+    chosen = {match[1]: columns[name] for name in [*columns] if (match := _ACTION_SHARE.fullmatch(name))}
+    if len(chosen) > 1 and "action_frac_max" not in columns:
+        total = np.sum(list(chosen.values()), axis=0)  # 1, or as many as were counted
+        with np.errstate(divide="ignore", invalid="ignore"):
+            columns |= {f"action_share/{number}": values / total for number, values in chosen.items()}
+        columns["action_frac_max"] = np.max([columns[f"action_share/{number}"] for number in chosen], axis=0)
     if "num_epochs_so_far" in columns and "early_stop" not in columns:
         # Stable-Baselines3 counts epochs: an update with fewer than the others was stopped by its KL.
         counts = columns["num_epochs_so_far"]

@@ -70,7 +70,7 @@ def test_shares_follow_from_the_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", ["selected_replica", "action", "chosen_server", "replica_id"])
+@pytest.mark.parametrize("name", ["selected_replica", "action", "chosen_server", "replica_id", "Chosen Node"])
 def test_a_policy_that_ends_with_one_of_four_replicas_is_named_first(
     tmp_path: Path, seed: int, name: str
 ) -> None:
@@ -135,10 +135,32 @@ def test_nan_between_is_not_divergence_but_nan_to_the_end_is(tmp_path: Path) -> 
     assert first.began_at == pytest.approx(2000, abs=NUM / 30)
 
 
-def test_a_column_of_many_numbers_is_no_action(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    columns = {"update": np.arange(100), "action": rng.normal(size=100), "entropy": np.ones(100)}
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("action", np.random.default_rng(0).normal(size=100)),  # of a robot
+        ("action", np.arange(100)),
+        ("action", np.ones(100, int)),
+        ("worker", np.arange(100) % 4),  # who wrote the row
+    ],
+)
+def test_a_column_that_does_not_say_who_was_chosen_folds_nothing(
+    tmp_path: Path, name: str, values: Any
+) -> None:
+    columns = {"update": np.arange(100), name: values, "entropy": np.ones(100)}
     assert read(tmp_path, columns).num_rows == 100
+
+
+@pytest.mark.parametrize("total", [1.0, 588.0])
+def test_counts_of_actions_an_update_are_shares_too(tmp_path: Path, total: float) -> None:
+    share = np.interp(np.arange(60) / 60, [0.0, 0.7, 1.0], [0.47, 0.91, 0.91])
+    columns = {"update": np.arange(60)}
+    columns |= {f"action_{i}": total * (share if i == 2 else (1 - share) / 3) for i in range(4)}
+    log = read(tmp_path, columns)
+    assert log.series("action_frac_max").y == pytest.approx(share, abs=1e-4)
+    first = diagnose(log).findings[0]
+    assert (first.name, first.severity) == ("one-entity-collapse", "bad")
+    assert "91% at last" in first.evidence
 
 
 # Rows of two kinds: one a decision, one after each update ---------------------------------------------------
