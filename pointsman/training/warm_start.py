@@ -41,7 +41,7 @@ ROUND_STEPS = 64  # T of a round
 SEQUENCE_LENGTH = 16  # of recurrent networks
 MAX_GRAD_NORM = 1.0
 STUDENT, TEACHER, CHANCE = range(3)
-NEAR_UNIFORM = 0.8  # entropy, as a share of the most there can be
+NEAR_UNIFORM = 0.9  # entropy, as a share of the most there can be
 # What a warm start tells of rewards, and in which words.
 EARNED = {
     "teacher_reward_per_s": "teacher",
@@ -160,7 +160,7 @@ class Classroom:
 
     @torch.no_grad()
     def earned(self, seed: int, ranks: Ranks) -> dict[str, float]:
-        """Reward per second, from the same states: of the teachers, of what the student draws, its arg-max."""
+        """Reward per second from the same states: of the teachers, of what the student draws, its arg-max."""
         decide, rng = make_pass(self.network).policy(), np.random.default_rng(seed)
 
         def taught(observation: Observation) -> NDArray[np.int64]:
@@ -270,8 +270,8 @@ def doubt(metrics: Mapping[str, float]) -> str | None:
         return None
     figures = ", ".join(f"{what} {metrics[name]:.3g}" for name, what in EARNED.items() if name in metrics)
     return (
-        f"the clone is near-uniform (entropy {metrics['clone_entropy_frac']:.2f} of the most): it does as its "
-        "teacher in what it draws; its arg-max, which evaluations take, follows slight preferences "
+        f"the clone is near-uniform (entropy {metrics['clone_entropy_frac']:.2f} of the most): it does as "
+        "its teacher in what it draws; its arg-max, which evaluations take, follows slight preferences "
         f"(reward per second: {figures})"
     )
 
