@@ -102,7 +102,7 @@ class RoutingSpec(Spec):
     )
     hold: HoldRule = HoldRule()
     slo: SloSpec | None = Field(
-        default=None, description="what counts as good; null: what each scenario or file says"
+        default=None, description="what counts as good; null: what the scenarios or files say"
     )
     tail: float | None = Field(
         default=None,
@@ -136,6 +136,18 @@ class RoutingSpec(Spec):
         return groups
 
 
+def _one_slo(spec: RoutingSpec) -> SloSpec:
+    """What the policy is trained for: features, rewards and evaluations know one service level."""
+    if spec.slo is not None:
+        return spec.slo
+    found = {name: find_scenario(name).config(0).slo for name in spec.scenarios if name != RANDOM}
+    different = [name for name, slo in found.items() if slo != next(iter(found.values()))]
+    if different:
+        problem = "has another service level than the others that are trained on"
+        raise InputError("slo", different[0], problem, "set env.slo for all of them, or train on each alone")
+    return next(iter(found.values()), SloSpec())
+
+
 class RoutingEnv:
     """An `EntityEnv`: see the module's docstring for what is seen, done and earned."""
 
@@ -148,7 +160,12 @@ class RoutingEnv:
         self.space = EntitySpace(spec.max_replicas, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         has_baseline = any(one.kind == BASELINE for one in spec.teachers)
         teachers = spec.teachers if has_baseline else (*spec.teachers, PolicySpec(kind=BASELINE))
-        self.metadata: dict[str, Any] = {"objective": spec.objective, "hold": spec.hold.model_dump()}
+        self.slo = _one_slo(spec)
+        self.metadata: dict[str, Any] = {
+            "objective": spec.objective,
+            "hold": spec.hold.model_dump(),
+            "slo": self.slo.model_dump(),
+        }
         files = [name for name in spec.scenarios if is_file(name)]
         if files:
             self.metadata["traffic"] = {name: parts_text(find_scenario(name)) for name in files}
@@ -162,6 +179,7 @@ class RoutingEnv:
         self._own.rows.hold_s = spec.hold.recheck_s
         self._own.rows.kv_limit = spec.hold.kv_limit
         self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
+        self._own.rows.ttft_limit_s, self._own.rows.step_limit_s = self.slo.ttft_s, self.slo.tpot_s
         self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
         self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]
         # A teacher that takes turns or draws lots goes on from one decision to the next.
@@ -205,11 +223,6 @@ class RoutingEnv:
             privileged=np.zeros((count, len(PRIVILEGED_FEATURES)), np.float32),
         )
 
-    def _set_slo(self, clusters: Clusters, own: SloSpec) -> None:
-        slo = self.spec.slo or own
-        clusters.sims["slo_ttft_s"] = slo.ttft_s
-        clusters.sims["slo_tpot_s"] = slo.tpot_s
-
     def set_difficulty(self, difficulty: dict[str, Any]) -> None:
         merged = self.spec.difficulty.model_dump() | difficulty
         self.difficulty = parse_spec(Difficulty, merged, "difficulty")
@@ -244,7 +257,7 @@ class RoutingEnv:
         clusters = Clusters(
             [one.config.cluster] * 3, [one.plans] * 3, [one.workload] * 3, [one.config.seed] * 3
         )
-        self._set_slo(clusters, one.config.slo)
+        clusters.sims["slo_ttft_s"], clusters.sims["slo_tpot_s"] = self.slo.ttft_s, self.slo.tpot_s
         warmup = self._warmup[int(rng.integers(len(self._warmup)))]
         if num_warmup > 0:
             clusters.sims["stop_at"] = one.workload.arrived_at[num_warmup - 1]

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pointsman.config import SloSpec
 from pointsman.envs.entity import EntityEnv
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
@@ -106,6 +107,7 @@ def record(
             "decisions": num_steps + 1,
             "reward": {"scale": "none"},
             "hold": checkpoint.metadata.get("hold", {}),
+            "slo": checkpoint.metadata.get("slo", SloSpec()),
         },
         "env",
     )

@@ -64,6 +64,8 @@ class LiveEnv:
         self.groups = (spec.scenario if spec.config is None else spec.config.stem,)
         hold = checkpoint.metadata.get("hold", {})
         self.metadata: dict[str, Any] = {"objective": spec.objective, "hold": hold}
+        if "slo" in checkpoint.metadata:  # what its features compare times with
+            self.metadata["slo"] = checkpoint.metadata["slo"]
         objective = find_objective(spec.objective)
         weights = {name: getattr(objective, name) for name in ("outstanding", "waiting", "age")}
         self._weights = {name: weight for name, weight in weights.items() if weight > 0}

@@ -95,6 +95,8 @@ POLICY = np.dtype(
         ("hold_s", "f8"),  # a held request is decided anew when there is room, or after this
         ("kv_limit", "f8"),  # room: share of the KV memory that may be booked
         ("prefill_limit", "f8"),  # room: prompt tokens that may wait on a replica
+        ("ttft_limit_s", "f8"),  # the service level that features of time are compared with
+        ("step_limit_s", "f8"),
         ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score
         # Learned: addresses of the network and of its working memory for this router.
         ("network", "i8"),
