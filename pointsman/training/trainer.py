@@ -96,10 +96,13 @@ class Trainer:
     def step(self, fraction_done: float) -> tuple[dict[str, float], list[Event]]:
         """One update; returns its metrics (the same at every rank) and what exploration changed."""
         stage = self.curriculum.stage(fraction_done, self.evaluation) if self.curriculum is not None else None
+        news: list[Event] = []
         if stage is not None:
             self.env.set_difficulty(stage)
-        if self.num_updates % self.config.run.checkpoint_every == 0:
-            self.restart()
+            assert self.curriculum is not None
+            news = [self.curriculum.announced(self.num_updates + 1)]
+        if stage is not None or self.num_updates % self.config.run.checkpoint_every == 0:
+            self.restart()  # with a new stage, too: its episodes begin now, not when the old ones end
         self.generator.manual_seed(self._seed(DECISIONS, self.num_updates))
         knobs = self.exploration.knobs(fraction_done)
         if self.num_updates < self.ppo.critic_first:
@@ -119,7 +122,7 @@ class Trainer:
         metrics = self._merge(metrics, self.buffers.episodes)
         self.num_updates += 1
         events = self.exploration.after_update(self.num_updates, fraction_done, metrics)
-        return metrics, events
+        return metrics, [*news, *events]
 
     @torch.no_grad()
     def rollout(self, knobs: Knobs) -> dict[str, float]:
