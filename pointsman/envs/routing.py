@@ -24,6 +24,7 @@ from pointsman.compiled.random import first_state
 from pointsman.config import SloSpec
 from pointsman.envs.entity import Bools, Episode, Observation, Step
 from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
+from pointsman.envs.limits import MIN_RECENT, LimitSpec, passed, ttft_p99_passed
 from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, Snapshot, Totals
 from pointsman.errors import InputError
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
@@ -31,7 +32,13 @@ from pointsman.experiments.own import parts_text
 from pointsman.experiments.scenarios import find_scenario, is_file, short_names
 from pointsman.experiments.simulate import Prepared
 from pointsman.inference.space import EntitySpace
-from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
+from pointsman.routing.features import (
+    CONTEXT_FEATURES,
+    ENTITY_FEATURES,
+    OLDEST_WAIT,
+    OUTSTANDING_CV,
+    WAITED,
+)
 from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
 from pointsman.routing.records import MEMORY
 from pointsman.simulator.cluster import NO_LIMIT_S, Clusters
@@ -92,14 +99,7 @@ class RoutingSpec(Spec):
         default=("least-outstanding", "least-delay", "hold-until-room", "random", "round-robin"),
         description="one of these routes them",
     )
-    max_overhang: float = Field(
-        default=200.0,
-        gt=0,
-        description="requests per replica above the shadow's at which an episode is ended as gone bad",
-    )
-    bad_end_s: float = Field(
-        default=20.0, ge=0, description="that costs as much as this long at the same excess"
-    )
+    limits: LimitSpec = Field(default=LimitSpec(), description="beyond which an episode is ended as gone bad")
     hold: HoldRule = HoldRule()
     slo: SloSpec | None = Field(
         default=None, description="what counts as good; null: what the scenarios or files say"
@@ -209,6 +209,8 @@ class RoutingEnv:
         self._prices = np.ones(num_envs)
         self._recent_prices = np.ones(num_envs)
         self._returns = np.zeros(num_envs)
+        self._cv = np.zeros(num_envs)  # of the outstanding requests, mean of the episode
+        self._turn = 0
         self._lengths = np.zeros(num_envs, np.int64)
         self._latency_s = np.zeros(num_envs)
         self._throughput_rps = np.zeros(num_envs)
@@ -284,6 +286,7 @@ class RoutingEnv:
             for sims in (self._sims, self._shadows):
                 sims["slo_ttft_s"][i], sims["slo_tpot_s"][i] = limit_s, NO_LIMIT_S
         self._returns[i] = self._lengths[i] = self._latency_s[i] = self._throughput_rps[i] = 0.0
+        self._cv[i] = 0.0
 
     def _advance(self, first: int, last: int, actions: NDArray[np.int64]) -> None:
         """Clusters run to their next decision, their shadows to the same time."""
@@ -323,16 +326,17 @@ class RoutingEnv:
         scale = self._scale(snapshot)
         reward, terms, is_flat = self.spec.reward.evaluate(snapshot, self._weights, scale)
         self._lengths += 1
-        excess = self._sims["num_in_system"] - self._shadows["num_in_system"]
-        terminated = excess / self._sims["router"]["num_replicas"] > self.spec.max_overhang
+        ended_by = self._limits_passed()
+        terminated = np.any([np.zeros(self.num_envs, np.bool_), *ended_by.values()], axis=0)
         # Ending early must not pay: the excess goes on for a while, at its present rate.
-        reward = reward - np.where(terminated, excess * self.spec.bad_end_s / scale, 0.0)
+        excess = np.maximum(self._sims["num_in_system"] - self._shadows["num_in_system"], 1.0)
+        reward = reward - np.where(terminated, excess * self.spec.limits.bad_end_s / scale, 0.0)
         truncated = ~terminated & (
             (self._lengths >= self.spec.decisions) | (self._sims["status"] != DECISION)
         )
         self._returns += reward
         groups = self.group.copy()
-        episodes = self._end(terminated | truncated)
+        episodes = self._end(terminated | truncated, ended_by)
         self._before = (Totals.of(self._sims), Totals.of(self._shadows)) if episodes else (own, shadow)
         return Step(
             observation=self._observation,
@@ -396,7 +400,28 @@ class RoutingEnv:
             throughput_rps=self._throughput_rps,
         )
 
-    def _end(self, is_over: Bools) -> Sequence[Episode]:
+    def _limits_passed(self) -> dict[str, Bools]:
+        """[N] by limit of `spec.limits`."""
+        limits, sims, seen = self.spec.limits, self._sims, self._observation
+        oldest = np.maximum(seen.entities[:, :, OLDEST_WAIT].max(axis=1), seen.context[:, WAITED])
+        self._cv += (seen.context[:, OUTSTANDING_CV] - self._cv) / np.maximum(self._lengths, 1)
+        found = passed(
+            limits,
+            sims["num_in_system"],
+            self._shadows["num_in_system"],
+            sims["router"]["num_replicas"],
+            self.slo.ttft_s * (np.exp2(oldest) - 1.0),
+            np.where(self._lengths >= MIN_RECENT, self._cv, 0.0),
+        )
+        if limits.needs_requests:  # every environment in its turn: percentiles take time
+            self._turn = (self._turn + 1) % self.num_envs
+            clusters = self._clusters[self._turn]
+            assert clusters is not None
+            for name in ttft_p99_passed(limits, *clusters.requests[:2]):
+                found[name] = self._rows == self._turn
+        return found
+
+    def _end(self, is_over: Bools, ended_by: dict[str, Bools]) -> Sequence[Episode]:
         episodes = []
         for i in np.flatnonzero(is_over).tolist():
             for final, seen in zip(self._final, self._observation, strict=True):
@@ -405,6 +430,7 @@ class RoutingEnv:
                 "in_system": float(self._sims["num_in_system"][i]),
                 "shadow_in_system": float(self._shadows["num_in_system"][i]),
             }
+            metrics |= {f"ended/{name}": 1.0 for name, is_beyond in ended_by.items() if is_beyond[i]}
             length = int(self._lengths[i])
             episodes.append(Episode(i, int(self.group[i]), float(self._returns[i]), length, metrics))
             self._begin(i)

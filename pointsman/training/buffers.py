@@ -17,6 +17,7 @@ from pointsman.envs.entity import Episode, Observation, Step
 from pointsman.inference.space import EntitySpace
 from pointsman.training.networks import TensorObservation
 
+ENDED = "ended/"  # and the limit that an episode was ended for
 QUANTILES = {"p01": 0.01, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -152,5 +153,9 @@ def episode_metrics(episodes: list[Episode], groups: tuple[str, ...]) -> dict[st
         if len(groups) > 1:
             add(f"group/{groups[episode.group]}", episode.episode_return)
         for name, value in episode.metrics.items():
-            add(f"episode/{name}", value)
-    return {name: float(np.mean(values)) for name, values in columns.items()}
+            add(name if name.startswith(ENDED) else f"episode/{name}", value)
+    # What ended an episode early is counted, all else are means.
+    return {
+        name: float(np.sum(values) if name.startswith(ENDED) else np.mean(values))
+        for name, values in columns.items()
+    }

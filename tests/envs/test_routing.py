@@ -449,7 +449,7 @@ def test_a_window_is_cut_off_and_what_was_seen_last_is_kept() -> None:
 
 
 def test_only_an_overhang_terminates_and_it_does_not_pay() -> None:
-    env = make_env(2, scenarios=["overload"], warmup_requests=0, max_overhang=2.0, bad_end_s=10.0)
+    env = make_env(2, scenarios=["overload"], warmup_requests=0, limits={"overhang": 2.0, "bad_end_s": 10.0})
     everything_to_one = np.ones(2, np.int64)
     env.reset(0)
     num_steps = 1
