@@ -79,8 +79,8 @@ def ttft_p99_passed(spec: LimitSpec, own: Any, shadow: Any) -> list[str]:
         beyond.append("ttft_p99_s")
     theirs = shadow[started]
     theirs = theirs[theirs["first_token_at"] >= 0]
-    has_both = spec.ttft_p99_ratio is not None and len(theirs) >= MIN_RECENT
-    if has_both and p99_s > spec.ttft_p99_ratio * _p99_s(theirs):
+    ratio = spec.ttft_p99_ratio
+    if ratio is not None and len(theirs) >= MIN_RECENT and p99_s > ratio * _p99_s(theirs):
         beyond.append("ttft_p99_ratio")
     return beyond
 

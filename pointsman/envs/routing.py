@@ -13,7 +13,7 @@ cluster holds so much more than its shadow that the run has gone bad.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,9 @@ class EvaluationSpec(Spec):
 
     scenarios: tuple[str, ...] = Field(default=(), description="empty: those it trains on")
     seeds: int = Field(default=4, ge=1, le=500, description="selection seeds, each a block")
+    select: Literal["mean", "worst-block"] = Field(
+        default="mean", description="what a checkpoint is chosen by: its mean, or its worst block's return"
+    )
 
 
 class RoutingSpec(Spec):

@@ -3,7 +3,11 @@
 A block is one seed of every scenario. Its return is the cost saved against least-outstanding, as a share:
 0 means as good as today's router, 0.2 a fifth less cost (geometric mean over scenarios). `eval_score`, which
 chooses the best checkpoint, also counts what the cost hardly sees: a share of what is saved of P99 TTFT, and
-against it any scenario in which a headline latency is worse than least-outstanding's.
+against it any scenario in which a headline latency is worse than least-outstanding's. With
+`evaluation.select: worst-block`, it is the return of the worst block that counts instead of the mean.
+
+Columns named as metrics are their values, means over scenarios and blocks; of a baseline behind a slash.
+`eval_change/<metric>` is the change against least-outstanding, geometric mean over scenarios.
 """
 
 from __future__ import annotations
@@ -27,6 +31,13 @@ from pointsman.routing.policy import PolicySpec
 BASELINE = "least-outstanding"
 RIVALS = ("random", "round-robin")
 NUM_THREADS = 2
+# What a log shows of the policy and of the baselines, under the names of experiments/metrics.py.
+SHOWN = (
+    *(f"{latency}_{part}_s" for latency in ("ttft", "e2e") for part in ("mean", "p50", "p95", "p99")),
+    "requests_per_s",
+    "imbalance_cv",
+)
+COUNTS = ("decisions", "num_requests", "resent")
 # Where first tokens come within a second, no integral over time pays for a tail that a user would notice.
 TAIL = "ttft_p99_s"
 TAIL_SHARE = 0.15
@@ -42,6 +53,7 @@ class Selection:
         self.scenarios = short_names(self.sources)
         self.num_seeds = spec.evaluation.seeds
         self.slo = spec.slo
+        self.by_worst_block = spec.evaluation.select == "worst-block"
 
     @cached_property
     def _prepared(self) -> list[Prepared]:
@@ -60,7 +72,7 @@ class Selection:
         shape = (len(self.scenarios), self.num_seeds)
         table = {
             name: np.array([one.metrics[name] for one in outcomes]).reshape(shape)
-            for name in (*HEADLINES, "requests_per_s", "held_share")
+            for name in (*SHOWN, *COUNTS)
         }
         cost = [self.objective.cost(one.metrics) for one in outcomes]
         return table | {"cost": np.array(cost).reshape(shape)}
@@ -86,19 +98,23 @@ class Selection:
         }
         metrics |= {f"eval_block{k}_return": float(value) for k, value in enumerate(blocks)}
         regressions = []
+        for name in SHOWN:
+            metrics[f"eval_{name}"] = float(table[name].mean())
+            metrics |= {f"eval_{name}/{one}": float(its[name].mean()) for one, its in self.baselines.items()}
         for name in HEADLINES:
             logs = np.log(table[name].mean(axis=1) / baseline[name].mean(axis=1))  # by scenario
-            metrics[f"eval_{name}"] = float(np.expm1(logs.mean()))
+            metrics[f"eval_change/{name}"] = float(np.expm1(logs.mean()))
             regressions.append(np.maximum(0.0, logs).mean())
         for scenario, row, before in zip(self.scenarios, table["cost"], baseline["cost"], strict=True):
             metrics[f"eval_cost/{scenario}"] = float(row.mean() / before.mean() - 1.0)
         for rival in RIVALS:
             metrics[f"eval_{rival}_return"] = float(self.block_returns(self.baselines[rival]).mean())
-        metrics["eval_noop_frac"] = float(table["held_share"].mean())
-        metrics["eval_invalid_frac"] = 0.0  # the kernel chooses among legal actions only
+        num_sent = table["num_requests"] + table["resent"]
+        metrics["eval_noop_frac"] = float((1.0 - num_sent / table["decisions"]).mean())
         metrics["eval_baseline_score"] = 0.0
-        tail = -TAIL_SHARE * metrics[f"eval_{TAIL}"]
-        metrics["eval_score"] = metrics["eval_mean_return"] + tail - float(np.sum(regressions))
+        tail = -TAIL_SHARE * metrics[f"eval_change/{TAIL}"]
+        saved = metrics["eval_min_block_return" if self.by_worst_block else "eval_mean_return"]
+        metrics["eval_score"] = saved + tail - float(np.sum(regressions))
         return metrics
 
 

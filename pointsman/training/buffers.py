@@ -17,6 +17,7 @@ from pointsman.envs.entity import Episode, Observation, Step
 from pointsman.inference.space import EntitySpace
 from pointsman.training.networks import TensorObservation
 
+MAX_ACTIONS = 17  # whose shares have columns of their own
 ENDED = "ended/"  # and the limit that an episode was ended for
 QUANTILES = {"p01": 0.01, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -107,6 +108,7 @@ class Buffers:
             "noop_frac": float(shares[0]),
             "action_frac_max": float(shares[1:].max()),
             "action_frac_min": float(shares[1:].min()),
+            **_by_action(shares),
             "greedy_frac_max": float(greedy[1:].max()),
             "greedy_noop_frac": float(greedy[0]),
             "elapsed_mean_s": float(self.elapsed_s.mean()),
@@ -136,6 +138,13 @@ class Buffers:
             is_late = is_illegal[1:] & np.where(is_shown[1:], turns_illegal, was_legal)
             metrics["invalid_late_frac"] = float(is_late.sum() / is_illegal.sum())
         return metrics
+
+
+def _by_action(shares: NDArray[np.float64]) -> dict[str, float]:
+    """Where there are few of them: action 0 is to hold, k is entity k."""
+    if len(shares) > MAX_ACTIONS:
+        return {}
+    return {f"action_frac/{action}": float(share) for action, share in enumerate(shares)}
 
 
 def episode_metrics(episodes: list[Episode], groups: tuple[str, ...]) -> dict[str, float]:

@@ -54,6 +54,11 @@ class RunSpec(Spec):
         default=30, ge=1, description="[updates] what is judged and kept is the average of their policies"
     )
     evaluate_every: int = Field(default=20, ge=1, description="[updates]")
+    keep: int | None = Field(
+        default=None,
+        ge=1,
+        description="keep the policy of every so many evaluations as checkpoints/update-<number>; null: none",
+    )
     checkpoint_every: int = Field(
         default=50, ge=1, description="[updates]; environments start anew at each, so that resuming is exact"
     )

@@ -10,6 +10,7 @@ stopped.json                        why the run ended by itself before its end, 
 headroom.json                       what heuristics earn of the reward, looked at before training
 checkpoints/last.safetensors        the policy at the last checkpoint
 checkpoints/best.safetensors        the policy with the highest eval_score
+checkpoints/update-<update>.safetensors  policies on the way, with run.keep
 checkpoints/state-<update>.safetensors   the trainer, to resume from; the last two are kept
 """
 
@@ -218,6 +219,9 @@ class Run:
         if metrics.get("eval_score", -math.inf) > self.best.get("eval_score", -math.inf):
             self.best = self.last
             self._save_policy("best", checkpoint, metrics)
+        update, run = checkpoint.metadata["update"], self.config.run
+        if run.keep is not None and update % (run.keep * run.evaluate_every) == 0:
+            self._save_policy(f"update-{update:06d}", checkpoint, metrics)
         if checkpoint.metadata["update"] == 0:
             self.first = self.last
             self.show.first_evaluation(metrics)

@@ -42,6 +42,7 @@ def save(trainer: Trainer) -> TrainerState:
         "stage": None if trainer.curriculum is None else trainer.curriculum.index,
         "difficulty": trainer.env.difficulty,
         "evaluation": trainer.evaluation,
+        "recent": trainer.recent,
         "teachers": trainer.teachers.weights.tolist(),
     }
     if trainer.num_updates % trainer.config.run.checkpoint_every:  # else environments start anew
@@ -78,6 +79,7 @@ def restore(trainer: Trainer, state: TrainerState) -> None:
     if trainer.curriculum is not None:
         trainer.curriculum.index = values["stage"]
     trainer.evaluation = values["evaluation"]
+    trainer.recent = [(earned, length) for earned, length in values["recent"]]
     trainer.teachers = Teachers(values["teachers"])
     if "recordings" in values:
         mine = _under(arrays, f"rank{trainer.ranks.rank}/")

@@ -44,6 +44,8 @@ from pointsman.training.safety import Alert, Monitor, SafetyError
 from pointsman.training.state import TrainerState, restore, save
 from pointsman.training.warm_start import Teachers, take_over, warm_start
 
+NUM_RECENT = 100  # episodes whose mean return a row shows: many updates end none
+
 # What a random number is for; together with (seed, rank, update) it makes a seed.
 WEIGHTS, ENVIRONMENTS, DECISIONS, SETTLING, WARM_START = range(5)
 
@@ -80,6 +82,7 @@ class Trainer:
         self.reward_scale = RewardScale(len(self.env.env.groups), memory) if memory is not None else None
         self.average = copy.deepcopy(self.network).requires_grad_(False) if run.average_updates > 1 else None
         self.evaluation: dict[str, float] = {}  # the last one
+        self.recent: list[tuple[float, float]] = []  # return and length of the last episodes, of all ranks
         self.num_updates = 0
 
     @property
@@ -243,13 +246,17 @@ class Trainer:
         return logits.flatten(0, 1)
 
     def _merge(self, metrics: dict[str, float], episodes: list[Episode]) -> dict[str, float]:
-        """Means over the ranks; those of episodes over all episodes."""
+        """Means over the ranks; those of episodes over all that ended, their return over the last ones."""
         parts = self.ranks.gather((metrics, episodes))
         names = dict.fromkeys(name for part, _ in parts for name in part)
         merged = {name: float(np.mean([part[name] for part, _ in parts if name in part])) for name in names}
-        return merged | episode_metrics(
-            [episode for _, part in parts for episode in part], self.env.env.groups
-        )
+        ended = [episode for _, part in parts for episode in part]
+        merged |= episode_metrics(ended, self.env.env.groups)
+        self.recent += [(episode.episode_return, float(episode.length)) for episode in ended]
+        self.recent = self.recent[-NUM_RECENT:]
+        if self.recent:
+            merged["mean_ep_return"], merged["mean_ep_length"] = np.mean(self.recent, axis=0).tolist()
+        return merged
 
     # Before the first update --------------------------------------------------------------------------------
 
