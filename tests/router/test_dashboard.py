@@ -23,7 +23,7 @@ from pointsman.router.history import NUM_SAMPLES, SAMPLE_S, History, quantile
 from pointsman.router.keys import Keys
 from pointsman.router.metrics import LATENCY_S, Histogram, Metrics
 from pointsman.router.replicas import Registry
-from tests.router.fakes import HOLD, FakeLedger
+from tests.router.fakes import HOLD, FakeBooks
 from tests.router.harness import cluster, post, run, until
 from tests.router.mock import gated, ok, reset, status
 from tests.router.test_operations import SECRET, admin
@@ -48,7 +48,7 @@ def test_percentiles_are_in_the_bucket_of_the_true_ones() -> None:
 
 def test_history_forgets_what_is_old_and_keeps_the_rest() -> None:
     metrics = Metrics()
-    past = History(metrics, Registry(FakeLedger(), Settings()), now=0.0)
+    past = History(metrics, Registry(FakeBooks(), Settings()), now=0.0)
     for index in range(3 * NUM_SAMPLES):
         e2e_s = {"a": [2.0 if index < NUM_SAMPLES else 0.4], "gone": [0.1]}
         metrics.answered([("a", 200), ("gone", 500)], {"a": [0.02]}, e2e_s)
@@ -81,13 +81,13 @@ def test_state_tells_what_happened() -> None:
         quick = {"breaker_failures": 3}
         async with cluster(ok, status(500), shadow="other", reliability=quick) as c, admin(c) as ask:
             first, second = (mock.url for mock in c.mocks)
-            c.router.chooser._shadow.rule = lambda excluded: 1  # type: ignore[union-attr]
+            c.router.decisions._shadow.rule = lambda excluded: 1  # type: ignore[union-attr]
             c.decider.rule = lambda excluded: 2 if 1 not in excluded else 1
             for _ in range(3):
                 assert (await c.ask(post(stream=True))).status == 200
             c.decider.rule = lambda excluded: 1 / 0
             await c.ask()
-            c.ledger.signals[0] = {"waiting": 3.0, "scraped_kv_use": 0.25, "step_s": 0.02}
+            c.books.signals[0] = {"waiting": 3.0, "scraped_kv_use": 0.25, "step_s": 0.02}
             state = (await ask("GET", "/admin/state")).json
             replicas = state["replicas"]
             assert [(r["name"], r["state"], r["breaker"]) for r in replicas] == [
@@ -146,7 +146,7 @@ def test_state_is_json_for_any_parser(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> None:
         async with cluster(ok, reset) as c, admin(c) as ask:
-            c.ledger.signals[0] = {"step_s": math.inf, "token_rate": math.nan}
+            c.books.signals[0] = {"step_s": math.inf, "token_rate": math.nan}
             monkeypatch.setattr(c.decider, "explain", lambda: {"logit": -math.inf})
             c.decider.rule = lambda excluded: 1
             await c.ask()
@@ -159,7 +159,7 @@ def test_state_is_json_for_any_parser(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failure_of_ours_is_answered_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with cluster(ok) as c, admin(c) as ask:
-            monkeypatch.setattr(c.router.chooser, "explain", lambda: 1 / 0)
+            monkeypatch.setattr(c.router.decisions, "explain", lambda: 1 / 0)
             assert (await ask("GET", "/admin/state")).status == 500
             assert any(line["event"] == "command failed" for line in c.logged())
 
@@ -210,7 +210,7 @@ def test_a_policy_is_read_while_requests_go_on(monkeypatch: pytest.MonkeyPatch) 
         async with cluster(ok) as c, admin(c) as ask:
             switching = asyncio.ensure_future(ask("POST", "/admin/policy", {"policy": "default"}))
             num_answered = 0
-            while c.router.chooser.policy == "fake":
+            while c.router.decisions.policy == "fake":
                 assert (await c.ask()).status == 200
                 num_answered += 1
             assert num_answered > 5

@@ -36,8 +36,8 @@ def test_the_second_replica_serves_what_the_first_does_not_start() -> None:
             await until(lambda: c.mocks[0].num_aborted == 1)
             assert c.router.metrics.hedges == Counter(won=1)
             assert [r.num_outstanding for r in c.router.registry] == [0, 0]
-            assert c.ledger.of_kind("failed") == [("failed", 0)]
-            assert [event[:2] for event in c.ledger.of_kind("finished")] == [("finished", 1)]
+            assert c.books.of_kind("failed") == [("failed", 0)]
+            assert [event[:2] for event in c.books.of_kind("finished")] == [("finished", 1)]
             request = next(line for line in c.logged() if line["event"] == "request")
             assert request["replica"] == c.mocks[1].url and request["outcome"] == "completed"
 
@@ -66,7 +66,7 @@ def test_the_first_answer_counts_if_the_second_replica_does_no_better(second: Be
             assert c.router.metrics.hedges == Counter(lost=1)
             await until(lambda: second is not hang or c.mocks[1].num_aborted == 1)
             assert [r.num_outstanding for r in c.router.registry] == [0, 0]
-            assert [event[:2] for event in c.ledger.of_kind("finished")] == [("finished", 0)]
+            assert [event[:2] for event in c.books.of_kind("finished")] == [("finished", 0)]
 
     run(scenario)
 

@@ -14,7 +14,7 @@ def one_at_a_time(c: Cluster) -> None:
     """The policy holds while the first replica has a request."""
 
     def rule(excluded: Collection[int]) -> int:
-        return HOLD if c.ledger.open else 1
+        return HOLD if c.books.open else 1
 
     c.decider.rule = rule
 
@@ -116,12 +116,12 @@ def test_a_first_token_wakes_the_queue() -> None:
     async def scenario() -> None:
         async with cluster(slow_stream, holding={"recheck_s": 60}) as c:
             c.decider.rule = lambda excluded: (
-                1 if not c.ledger.open or c.ledger.of_kind("first_token") else HOLD
+                1 if not c.books.open or c.ledger.of_kind("first_token") else HOLD
             )
             first = await submit(c, post(stream=True))
             second = await submit(c, post(stream=True))
             await until(lambda: c.num_heard == [2], within_s=0.7)
-            assert len(c.ledger.of_kind("finished")) == 0
+            assert len(c.books.of_kind("finished")) == 0
             await asyncio.gather(first, second)
 
     run(scenario)

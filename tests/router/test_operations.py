@@ -161,7 +161,7 @@ def test_no_prompt_and_no_key_in_any_log(tmp_path: Path) -> None:
             written = c.log.getvalue() + (await c.ask(get("/metrics"))).body.decode()
             recorder.flush()
             written += (tmp_path / "traffic.jsonl").read_text()
-            written += json.dumps(c.router.chooser.explain())
+            written += json.dumps(c.router.decisions.explain())
             for secret in (SECRET, PROMPT, "session-name", "sk-backend"):
                 assert secret not in written
         recorder.close()
@@ -424,10 +424,10 @@ def test_a_replica_is_removed_only_after_its_last_answer() -> None:
             task = asyncio.ensure_future(c.ask())
             await until(lambda: c.num_heard == [1, 0])
             c.router.registry.remove(c.mocks[0].url)
-            assert 0 in c.ledger.names
+            assert 0 in c.books.names
             c.mocks[0].gate.set()
             assert (await task).status == 200
-            assert 0 not in c.ledger.names
+            assert 0 not in c.books.names
             assert c.router.registry.by_slot.keys() == {1}
 
     run(scenario)
@@ -466,7 +466,7 @@ def test_a_bad_policy_does_not_replace_a_good_one() -> None:
             def refuse(name: str) -> Any:
                 raise InputError("policy", name, "unknown", "name another")
 
-            c.router.chooser._source = refuse
+            c.router.decisions._source = refuse
             assert (await ask("POST", "/admin/policy", {"policy": "nonsense"})).status == 400
             assert (await ask("GET", "/admin/policy")).json == {"policy": "fake", "shadow": None}
             assert (await c.ask()).status == 200
@@ -633,7 +633,7 @@ def test_kubernetes_needs_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_shadow_that_fails_harms_nobody() -> None:
     async def scenario() -> None:
         async with cluster(ok, shadow="other") as c:
-            shadow = c.router.chooser._shadow
+            shadow = c.router.decisions._shadow
             shadow.rule = lambda excluded: 1 / 0  # type: ignore[union-attr]
             assert (await c.ask()).status == 200
             assert c.router.metrics.shadow_failures == 1

@@ -184,7 +184,7 @@ def test_a_client_that_hangs_up_cancels_the_work(is_streaming: bool) -> None:
                 await wire.send(post(stream=is_streaming))
                 await until(lambda: c.num_heard == [1])
             await until(lambda: c.mocks[0].num_aborted == 1)
-            assert c.ledger.of_kind("failed") == [("failed", 0)]
+            assert c.books.of_kind("failed") == [("failed", 0)]
             assert not c.router.registry.find(c.mocks[0].url).num_outstanding
 
     run(scenario)
@@ -256,14 +256,14 @@ def test_a_stream_is_counted_for_the_books(asks_for_usage: bool) -> None:
                 body["stream_options"] = {"include_usage": True}
             answered = await c.ask(post(body))
             assert answered.body.endswith(b"data: [DONE]\n\n")
-            (_, slot, prompt_tokens, streams), *_ = c.ledger.of_kind("sent")
+            (_, slot, prompt_tokens, streams), *_ = c.books.of_kind("sent")
             assert (slot, streams) == (0, True)
             assert 100 <= prompt_tokens <= 110
-            assert len(c.ledger.of_kind("first_token")) == 1
+            assert len(c.books.of_kind("first_token")) == 1
             # The chunk with the usage looks like a token until it is read, at the end.
-            assert c.ledger.num_tokens[1] == replies.NUM_CHUNKS + asks_for_usage
+            assert c.books.num_tokens[1] == replies.NUM_CHUNKS + asks_for_usage
             expected = (7, replies.NUM_CHUNKS) if asks_for_usage else (None, None)
-            assert c.ledger.of_kind("finished") == [("finished", 0, *expected)]
+            assert c.books.of_kind("finished") == [("finished", 0, *expected)]
 
     run(scenario)
 
@@ -272,8 +272,8 @@ def test_usage_of_a_plain_answer_reaches_the_books() -> None:
     async def scenario() -> None:
         async with cluster(ok) as c:
             await c.ask()
-            assert c.ledger.of_kind("finished") == [("finished", 0, 7, replies.NUM_CHUNKS)]
-            assert not c.ledger.of_kind("first_token")
+            assert c.books.of_kind("finished") == [("finished", 0, 7, replies.NUM_CHUNKS)]
+            assert not c.books.of_kind("first_token")
 
     run(scenario)
 
@@ -289,7 +289,7 @@ def test_text_that_looks_like_usage_is_not() -> None:
     async def scenario() -> None:
         async with cluster(reply) as c:
             await c.ask()
-            assert c.ledger.of_kind("finished") == [("finished", 0, 3, 4)]
+            assert c.books.of_kind("finished") == [("finished", 0, 3, 4)]
 
     run(scenario)
 

@@ -134,7 +134,7 @@ def test_servers_are_asked_checked_and_scraped_over_tls(authority: Authority, ce
         ):
             replica = c.router.registry.add(Backend(url=f"https://localhost:{server.port}"))
             c.router.registry.remove(c.mocks[0].url)
-            await until(lambda: replica.models is not None and bool(c.ledger.of_kind("scraped")))
+            await until(lambda: replica.models is not None and bool(c.books.of_kind("scraped")))
             server.is_healthy = False
             await until(lambda: not replica.is_healthy)
 

@@ -19,19 +19,19 @@ def test_costs_are_integrals_over_time() -> None:
     events: list[tuple[float, int, int]] = []
     for number, (_, *moments) in enumerate(times):
         events += [(at, number, kind) for kind, at in enumerate(moments)]
-    handles: dict[int, int] = {}
+    tickets: dict[int, int] = {}
     before = books.totals(opened_at)
     for at, number, kind in sorted(events):
         if kind == 0:
             books.announce(tally, opened_at + times[number][0])
-            handles[number] = books.sent(slot, 10, opened_at + at)
+            tickets[number] = books.sent(slot, 10, opened_at + at)
         elif kind == 1 and number != 2:
-            books.first_token(handles[number], opened_at + at)
+            books.first_token(tickets[number], opened_at + at)
         elif kind == 2:
             if number == 2:
-                books.failed(handles[number], opened_at + at)
+                books.failed(tickets[number], opened_at + at)
             else:
-                books.finished(handles[number], opened_at + at, output_tokens=7)
+                books.finished(tickets[number], opened_at + at, output_tokens=7)
         if at == 3.0:
             middle = books.totals(opened_at + 3.0)
     after = books.totals(opened_at + 9.0)
