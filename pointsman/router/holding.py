@@ -1,8 +1,10 @@
-"""The queue at the router: who is asked about next, and who is refused when it is full.
+"""The requests held at the router: who is asked about next, and who is refused when there are too many.
 
-As in the simulator, the policy decides about the request in front; those behind it wait with it. In front is
-the highest priority, and within it the oldest. Held requests are decided anew when something the policy can
-see has changed (a first token, an end, a scrape, a replica that comes or goes), and at least every second.
+Requests that may go to the same replicas stand in one line: as in the simulator, the policy decides about the
+one in front, and those behind wait with it. In front is the highest priority, and within it the oldest. Where
+models are served by different replicas, a held request stops nobody of another model. Held requests are
+decided anew when something the policy can see has changed (a first token, an end, a scrape, a replica that
+comes or goes), and at least every second.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ class Waiting(Placed, Protocol):
     def refuse(self, answer: Answer) -> None: ...
 
 
+Line = deque[Waiting]
+
+
 class Dispatcher:
     def __init__(self, registry: Registry, decisions: Decisions, settings: Holding, metrics: Metrics) -> None:
         self._registry = registry
@@ -42,7 +47,8 @@ class Dispatcher:
         self._settings = settings
         self._max_hold_s = settings.max_hold_s  # a field of a Spec takes long to read
         self._metrics = metrics
-        self._queues: tuple[deque[Waiting], ...] = tuple(deque() for _ in PRIORITIES)
+        # By priority, and then by model: which replicas serve a model may change while its requests wait.
+        self._lines: tuple[dict[str | None, Line], ...] = tuple({} for _ in PRIORITIES)
         self._is_wake_planned = False
         self._decided_at = 0.0
         self.num_held = 0
@@ -50,7 +56,7 @@ class Dispatcher:
 
     def submit(self, request: Waiting) -> None:
         """Send it, hold it, or refuse it."""
-        is_behind = self.num_held > 0 and any(self._queues[: request.priority + 1])
+        is_behind = self.num_held > 0 and self._is_behind(request)
         if is_behind or not self._place(request, request.arrived_at):
             self._hold(request, is_first=False)
 
@@ -60,10 +66,13 @@ class Dispatcher:
             self._hold(request, is_first=True)
 
     def withdraw(self, request: Waiting) -> None:
-        queue = self._queues[request.priority]
-        if request in queue:
-            queue.remove(request)
+        lines = self._lines[request.priority]
+        line = lines.get(request.model)
+        if line is not None and request in line:
+            line.remove(request)
             self._count(-1)
+            if not line:
+                del lines[request.model]
 
     def wake(self) -> None:
         """Something changed. Decisions are made once for all that changes at the same time."""
@@ -74,29 +83,55 @@ class Dispatcher:
     def tick(self, now: float) -> None:
         if not self.num_held:
             return
-        for queue in self._queues:
-            while queue and now - queue[0].arrived_at >= self._settings.max_hold_s:
-                self._release(queue, now)
+        for lines in self._lines:
+            for line in list(lines.values()):
+                while line and now - line[0].arrived_at >= self._max_hold_s:
+                    self._release(line, now)
         if now - self._decided_at >= self._settings.recheck_s:
             self._decide_again()
 
     def _decide_again(self) -> None:
         self._is_wake_planned = False
         self._decided_at = now = monotonic()
-        while (queue := next(filter(None, self._queues), None)) is not None:
-            if not self._release(queue, now):
-                return
+        stopped: set[frozenset[int]] = set()  # the lines whose first request stays, by the replicas left out
+        for lines in self._lines:
+            while (line := self._next_line(lines, stopped)) is not None:
+                model = line[0].model
+                if not self._release(line, now):
+                    stopped.add(self._registry.without(model))
 
-    def _release(self, queue: deque[Waiting], now: float) -> bool:
-        """Take the first of the queue out if it can go; whether it went."""
-        request = queue.popleft()
+    def _next_line(self, lines: dict[str | None, Line], stopped: set[frozenset[int]]) -> Line | None:
+        """The one whose first request is the oldest."""
+        without = self._registry.without
+        moving = [line for model, line in lines.items() if without(model) not in stopped]
+        return min(moving, key=lambda line: line[0].arrived_at, default=None)
+
+    def _release(self, line: Line, now: float) -> bool:
+        """Take the first of the line out if it can go; whether it went."""
+        request = line.popleft()
         self._count(-1)
-        if self._place(request, now):
+        has_gone = self._place(request, now)
+        if has_gone:
             self._metrics.hold_s.observe(now - request.arrived_at)
-            return True
-        queue.appendleft(request)
-        self._count(1)
-        return False
+        else:
+            line.appendleft(request)
+            self._count(1)
+        lines = self._lines[request.priority]
+        if not line and lines.get(request.model) is line:
+            del lines[request.model]
+        return has_gone
+
+    def _is_behind(self, request: Waiting) -> bool:
+        """Whether one that is no less urgent waits for the same replicas."""
+        without = self._registry.without
+        left_out = without(request.model)
+        urgent = self._lines[: request.priority + 1]
+        return any(line and without(model) == left_out for lines in urgent for model, line in lines.items())
+
+    def _num_waiting(self, model: str | None) -> int:
+        """Requests held for replicas that serve this model."""
+        share = self._registry.share_a_replica
+        return sum(len(line) for lines in self._lines for other, line in lines.items() if share(model, other))
 
     def _place(self, request: Waiting, now: float) -> bool:
         """Send or refuse the request; False: the policy holds it."""
@@ -113,7 +148,7 @@ class Dispatcher:
                 request.refuse(unavailable("no replica is available"))
             return True
         waited_s = now - request.arrived_at
-        queue_size = self.num_held + 1
+        queue_size = 1 + self._num_waiting(request.model) if self.num_held else 1
         if registry.probing and (probed := registry.to_probe(excluded)) is not None:
             self._decisions.probed(request, now, queue_size, probed)
             request.send(probed)
@@ -127,19 +162,25 @@ class Dispatcher:
 
     def _hold(self, request: Waiting, *, is_first: bool) -> None:
         if self.num_held >= self._settings.max_held:
-            last = next(filter(None, reversed(self._queues)), None)
-            if last is None or last[-1].priority <= request.priority:
+            evicted = self._last_below(request.priority)
+            if evicted is None:
                 request.refuse(self._full())
                 return
-            evicted = last.pop()
-            self._count(-1)
+            self.withdraw(evicted)
             evicted.refuse(self._full())
         if not self.num_held:
             self._decided_at = monotonic()
-        queue = self._queues[request.priority]
-        queue.appendleft(request) if is_first else queue.append(request)
+        line = self._lines[request.priority].setdefault(request.model, deque())
+        line.appendleft(request) if is_first else line.append(request)
         self._count(1)
         self._metrics.holds += 1
+
+    def _last_below(self, priority: int) -> Waiting | None:
+        """The youngest of the least urgent, if those are less urgent than this."""
+        for lines in reversed(self._lines[priority + 1 :]):
+            if any(lines.values()):
+                return max((line[-1] for line in lines.values() if line), key=lambda last: last.arrived_at)
+        return None
 
     def _full(self) -> Answer:
         return overloaded(

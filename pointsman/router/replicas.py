@@ -88,6 +88,7 @@ class Registry:
         self.probing: list[Replica] = []
         # By model, what `excluded` says of a first attempt while nobody returns or is tried out.
         self.usually_excluded: dict[str | None, Collection[int]] = {}
+        self._without: dict[str | None, frozenset[int]] = {}  # by model, what `without` has found
         self.on_change: list[Callable[[Replica, str], None]] = []
         self.random = random.Random()
 
@@ -167,7 +168,7 @@ class Registry:
     def set_models(self, replica: Replica, models: dict[str, Any]) -> None:
         if models != replica.models:
             replica.models = models
-            self.usually_excluded.clear()
+            self._forget_exclusions()
 
     def tick(self, now: float) -> None:
         for replica in self:
@@ -189,8 +190,7 @@ class Registry:
         return any(replica.models is None or model in replica.models for replica in self.by_slot.values())
 
     def has_candidate(self, model: str | None, tried: Collection[int]) -> bool:
-        without = self._without(model) if model is not None else ()
-        return self.any_outside({*tried, *without})
+        return self.any_outside({*tried, *self.without(model)})
 
     def any_outside(self, excluded: Collection[int]) -> bool:
         return any(replica.slot not in excluded for replica in self.accepting)
@@ -205,10 +205,8 @@ class Registry:
 
     def excluded(self, model: str | None, tried: Collection[int], now: float) -> Collection[int]:
         """Slots that may not get this request."""
-        excluded = self._without(model) if model is not None else frozenset()
+        excluded = self.without(model)
         if not tried and not self._returning and not self.probing:
-            if len(self.usually_excluded) > _MAX_MODELS:  # clients may ask for any name
-                self.usually_excluded.clear()
             self.usually_excluded[model] = excluded
             return excluded
         slots = {*excluded, *tried, *(r.slot for r in self.probing if r.num_outstanding > 0)}
@@ -218,6 +216,30 @@ class Registry:
             if self.random.random() >= max(share, _MIN_SHARE) and self._has_other(replica, slots):
                 slots.add(replica.slot)
         return slots
+
+    def without(self, model: str | None) -> frozenset[int]:
+        """Slots of replicas that do not serve the model; None: any model will do."""
+        found = self._without.get(model)
+        if found is None:
+            if len(self._without) > _MAX_MODELS:  # clients may ask for any name
+                self._forget_exclusions()
+            found = self._without[model] = frozenset(
+                slot
+                for slot, replica in self.by_slot.items()
+                if model is not None and replica.models is not None and model not in replica.models
+            )
+        return found
+
+    def share_a_replica(self, model: str | None, other: str | None) -> bool:
+        """Whether some replica serves both models."""
+        if model == other:
+            return True
+        without = self.without(model) | self.without(other)
+        return any(slot not in without for slot in self.by_slot)
+
+    def _forget_exclusions(self) -> None:
+        self.usually_excluded.clear()
+        self._without.clear()
 
     def least_outstanding(self, excluded: Collection[int]) -> Replica | None:
         """Ties are broken at random: the first of equals would get everything at low load."""
@@ -229,11 +251,6 @@ class Registry:
 
     def _has_other(self, replica: Replica, excluded: Collection[int]) -> bool:
         return any(other is not replica and other.slot not in excluded for other in self.accepting)
-
-    def _without(self, model: str) -> frozenset[int]:
-        return frozenset(
-            slot for slot, r in self.by_slot.items() if r.models is not None and model not in r.models
-        )
 
     def part_with_idle(self) -> None:
         """Those that leave, and have nothing to do anywhere any more."""
@@ -253,7 +270,7 @@ class Registry:
         if is_present and is_accepting != replica.is_accepting:
             self._books.set_accepting(replica.slot, is_accepting)
         replica.is_accepting = is_accepting
-        self.usually_excluded.clear()
+        self._forget_exclusions()
         self.accepting = [r for r in self.by_slot.values() if r.is_accepting]
         self.probing = [r for r in self.accepting if r.breaker.state == HALF_OPEN]
         self._returning = [r for r in self.by_slot.values() if r.returned_at is not None]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
 
 from tests.router.fakes import HOLD
 from tests.router.harness import Answered, Cluster, cluster, post, run, until
@@ -19,14 +23,30 @@ def one_at_a_time(c: Cluster) -> None:
     c.decider.rule = rule
 
 
-def named(name: str, priority: str = "normal") -> bytes:
+def named(name: str, priority: str = "normal", model: str | None = None) -> bytes:
     return post(
-        {"messages": [], "n": name}, headers=f"x-pointsman-priority: {priority}\r\nx-request-id: {name}\r\n"
+        {"messages": [], "n": name, "model": model},
+        headers=f"x-pointsman-priority: {priority}\r\nx-request-id: {name}\r\n",
     )
 
 
-def order(c: Cluster) -> list[str | None]:
-    return [heard.header("x-request-id") for heard in c.mocks[0].heard]
+def order(c: Cluster, number: int = 0) -> list[str | None]:
+    return [heard.header("x-request-id") for heard in c.mocks[number].heard]
+
+
+@asynccontextmanager
+async def serving(*models: tuple[str, ...], **options: Any) -> AsyncIterator[Cluster]:
+    """Gated servers of these models, each of which takes one request at a time."""
+    async with cluster(*[gated] * len(models), **options) as c:
+        for replica, names in zip(c.router.registry, models, strict=True):
+            c.router.registry.set_models(replica, dict.fromkeys(names))
+
+        def rule(excluded: Collection[int]) -> int:
+            busy = {*excluded, *c.books.open.values()}
+            return next((slot + 1 for slot in range(len(models)) if slot not in busy), HOLD)
+
+        c.decider.rule = rule
+        yield c
 
 
 async def submit(c: Cluster, request: bytes) -> asyncio.Future[Answered]:
@@ -116,7 +136,7 @@ def test_a_first_token_wakes_the_queue() -> None:
     async def scenario() -> None:
         async with cluster(slow_stream, holding={"recheck_s": 60}) as c:
             c.decider.rule = lambda excluded: (
-                1 if not c.books.open or c.ledger.of_kind("first_token") else HOLD
+                1 if not c.books.open or c.books.of_kind("first_token") else HOLD
             )
             first = await submit(c, post(stream=True))
             second = await submit(c, post(stream=True))
@@ -154,5 +174,74 @@ def test_a_request_behind_a_held_one_waits_with_it() -> None:
             c.mocks[0].gate.set()
             await asyncio.gather(*tasks)
             assert order(c) == ["a", "b", "c"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("urgency", ["normal", "high"])
+def test_a_held_request_does_not_stop_those_of_other_models(urgency: str) -> None:
+    async def scenario() -> None:
+        async with serving(("a",), ("b",)) as c:
+            tasks = [await submit(c, named(name, urgency, "a")) for name in ("a1", "a2", "a3")]
+            await until(lambda: c.router.dispatcher.num_held == 2)
+            tasks.append(await submit(c, named("b1", model="b")))
+            await until(lambda: order(c, 1) == ["b1"])
+            # And held themselves, they go as soon as their own server can take them.
+            tasks += [await submit(c, named(name, model="b")) for name in ("b2", "b3")]
+            assert c.router.dispatcher.num_held == 4
+            c.mocks[1].gate.set()
+            await asyncio.gather(*tasks[3:])
+            assert order(c, 1) == ["b1", "b2", "b3"] and order(c) == ["a1"]
+            c.mocks[0].gate.set()
+            await asyncio.gather(*tasks)
+            assert order(c) == ["a1", "a2", "a3"]
+
+    run(scenario)
+
+
+def test_requests_of_two_models_on_the_same_servers_keep_their_order() -> None:
+    async def scenario() -> None:
+        async with serving(("a", "b")) as c:
+            names = [("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"), ("any", None)]
+            tasks = [await submit(c, named(name, model=model)) for name, model in names]
+            asked = len(c.decider.asked)
+            tasks.append(await submit(c, named("b3", model="b")))
+            assert len(c.decider.asked) == asked  # it waits behind the others
+            c.mocks[0].gate.set()
+            await asyncio.gather(*tasks)
+            assert order(c) == ["a1", "b1", "a2", "b2", "any", "b3"]
+
+    run(scenario)
+
+
+def test_the_policy_sees_how_many_wait_for_the_same_servers() -> None:
+    async def scenario() -> None:
+        async with serving(("a",), ("b", "c"), ("c",)) as c:
+            # Each server has one; then two wait for a, one for b and one for c, which shares a server with b.
+            models = ["a", "b", "c", "a", "a", "b", "c"]
+            tasks = [await submit(c, named(str(i), model=model)) for i, model in enumerate(models)]
+            await until(lambda: c.router.dispatcher.num_held == 4)
+            assert [queue_size for _, _, queue_size in c.decider.asked] == [1, 1, 1, 1, 1, 2]
+            c.decider.asked.clear()
+            c.router.dispatcher.wake()
+            await until(lambda: len(c.decider.asked) == 3)
+            assert [queue_size for _, _, queue_size in c.decider.asked] == [2, 2, 2]
+            for mock in c.mocks:
+                mock.gate.set()
+            await asyncio.gather(*tasks)
+
+    run(scenario)
+
+
+def test_a_full_queue_of_several_models_refuses_the_last_of_the_least_urgent() -> None:
+    async def scenario() -> None:
+        async with serving(("a",), ("b",), holding={"max_held": 2}) as c:
+            tasks = [await submit(c, named(name, model=name[0])) for name in ("a1", "b1", "b2", "a2")]
+            tasks.append(await submit(c, named("b3", "high", "b")))
+            assert (await tasks[3]).status == 429
+            for mock in c.mocks:
+                mock.gate.set()
+            assert [(await task).status for task in tasks] == [200, 200, 200, 429, 200]
+            assert (order(c), order(c, 1)) == (["a1"], ["b1", "b3", "b2"])
 
     run(scenario)
