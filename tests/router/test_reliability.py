@@ -8,9 +8,9 @@ from collections.abc import Collection
 
 import pytest
 
-from pointsman.router.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from pointsman.router.config import Backend, Reliability
-from pointsman.router.health import read_load
+from pointsman.router.replicas.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
+from pointsman.router.replicas.reports import read_load
 from tests.router import mock as replies
 from tests.router.harness import Cluster, cluster, get, post, run, until
 from tests.router.mock import Behaviour, Heard, Mock, gated, hang, ok, raw, reset, status
