@@ -175,7 +175,7 @@ def filler(first: int, last: int) -> str:
     return "".join(" " + WORDS[n % len(WORDS)] for n in range(first, last))
 
 
-class Answer:
+class Completion:
     """The text of one answer, whole or in pieces."""
 
     def __init__(self, ask: Ask, answer_id: str, model: str, created: int) -> None:

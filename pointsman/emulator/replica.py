@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from pointsman import __version__
 from pointsman.emulator.engine import Engine
 from pointsman.emulator.http import Listener, Reply, Request
-from pointsman.emulator.metrics import CONTENT_TYPE, Metrics
-from pointsman.emulator.openai import Answer, ApiError, Ask, error_body, read_ask
+from pointsman.emulator.metrics import CONTENT_TYPE, VllmMetrics
+from pointsman.emulator.openai import ApiError, Ask, Completion, error_body, read_ask
 from pointsman.simulator.plan import ReplicaPlan
 
 Fault = Literal["none", "slow", "hang", "reset", "error", "die"]
@@ -35,12 +35,12 @@ _NUM_LATE = 10_000
 
 
 @dataclass(eq=False)
-class Job:
+class Generation:
     """A completion under way."""
 
     ask: Ask
     reply: Reply
-    answer: Answer
+    answer: Completion
     num_output: int
     reason: str
     headers: Mapping[str, str]
@@ -90,7 +90,7 @@ class EmulatedReplica:
     def _begin(self) -> None:
         """A server that has just been started."""
         self._engine = Engine(self.plan)
-        self._jobs: set[Job] = set()
+        self._jobs: set[Generation] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0  # wall clock
         self._late_s: deque[float] = deque(maxlen=_NUM_LATE)  # the latest deliveries
@@ -98,7 +98,7 @@ class EmulatedReplica:
         self._frozen_at: float | None = None
         self._num_preemptions = 0
         scheduler = self.plan.scheduler
-        self._metrics = Metrics(
+        self._metrics = VllmMetrics(
             self.model, lambda: self._engine.gauges, scheduler.block_size, self.plan.num_blocks
         )
 
@@ -158,8 +158,8 @@ class EmulatedReplica:
         num_output, reason = self._length(ask)
         answer_id = uuid.uuid4().hex
         headers = self._load_header(request)
-        answer = Answer(ask, answer_id, self.model, int(time.time()))
-        job = Job(ask, reply, answer, num_output, reason, headers, time.monotonic())
+        answer = Completion(ask, answer_id, self.model, int(time.time()))
+        job = Generation(ask, reply, answer, num_output, reason, headers, time.monotonic())
         self._deliver()
         self._engine.admit(job, ask.num_prompt, num_output, self._now())
         self._jobs.add(job)
@@ -234,7 +234,7 @@ class EmulatedReplica:
         self._metrics.preemptions.inc(preemptions - self._num_preemptions)
         self._num_preemptions = preemptions
 
-    def _finish(self, job: Job, wall: float) -> None:
+    def _finish(self, job: Generation, wall: float) -> None:
         self._jobs.discard(job)
         self._metrics.ended(job.reason)
         self._metrics.e2e_s.observe(wall - job.arrived_at)
@@ -245,7 +245,7 @@ class EmulatedReplica:
         else:
             job.reply.json(200, job.answer.whole(job.num_output, job.reason), job.headers)
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, job: Generation) -> None:
         """The client has gone: the engine is free of the request at the end of the step."""
         if job in self._jobs:
             self._jobs.discard(job)

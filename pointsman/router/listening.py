@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pointsman.errors import InputError
-from pointsman.router.config import Address
+from pointsman.router.http.address import Address
+from pointsman.router.http.tls import client_side_tls
 from pointsman.router.keys import ADMIN, CLIENT, Keys, read_keys
-from pointsman.router.tls import client_side_tls
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import TextIO
 
 from pointsman.errors import InputError
-from pointsman.router.admin import Admin
-from pointsman.router.config import Backend, Settings, server_url
-from pointsman.router.discovery import Discovery, Source
-from pointsman.router.downstream import ClientConnection
-from pointsman.router.linking import Follower, Leader
+from pointsman.router.config import Backend, Settings
+from pointsman.router.http.address import server_url
+from pointsman.router.http.downstream import ClientConnection
+from pointsman.router.http.tls import CERT, tls_options
 from pointsman.router.listening import Listening, Ports
-from pointsman.router.recording import Recorder, new_recording
+from pointsman.router.operations.admin import Admin
+from pointsman.router.processes.linking import Follower, Leader
+from pointsman.router.processes.workers import Seat
+from pointsman.router.replicas.discovery import Discovery, Source
 from pointsman.router.server import Parts, Router, port_of
-from pointsman.router.tls import CERT, tls_options
-from pointsman.router.workers import Seat
+from pointsman.router.telemetry.recording import Recorder, new_recording
 from pointsman.routing.books import Books
 from pointsman.routing.decider import Decider, DeciderSource
 from pointsman.routing.sharing import SharedBooks

@@ -12,18 +12,19 @@ from time import monotonic
 from typing import TextIO
 
 from pointsman.router.config import Backend, Settings
-from pointsman.router.decisions import Decisions
-from pointsman.router.downstream import ClientConnection
-from pointsman.router.health import Watch
-from pointsman.router.history import History
-from pointsman.router.holding import Dispatcher
+from pointsman.router.http.downstream import ClientConnection
+from pointsman.router.http.tls import tls_options
 from pointsman.router.keys import Keys
 from pointsman.router.logs import Log
-from pointsman.router.metrics import Exposition, Metrics
-from pointsman.router.proxy import Proxy
-from pointsman.router.recording import Recorder
-from pointsman.router.replicas import Registry, Replica
-from pointsman.router.tls import tls_options
+from pointsman.router.replicas.health import HealthWatch
+from pointsman.router.replicas.registry import Registry, Replica
+from pointsman.router.requests.decisions import DecisionMaker
+from pointsman.router.requests.holding import Dispatcher
+from pointsman.router.requests.proxy import Proxy
+from pointsman.router.telemetry.exposition import Exposition
+from pointsman.router.telemetry.history import History
+from pointsman.router.telemetry.metrics import Metrics
+from pointsman.router.telemetry.recording import Recorder
 from pointsman.routing.books import Books
 from pointsman.routing.decider import DeciderSource
 
@@ -56,7 +57,7 @@ class Router:
         self.registry = Registry(parts.books, settings, parts.backend_ca)
         for backend in backends:
             self.registry.add(backend)
-        self.decisions = Decisions(
+        self.decisions = DecisionMaker(
             self.registry,
             parts.deciders,
             parts.policy,
@@ -69,7 +70,9 @@ class Router:
         key_header = (
             b"authorization: Bearer %b\r\n" % parts.backend_key.encode() if parts.backend_key else b""
         )
-        self.watch = Watch(self.registry, parts.books, self.dispatcher, settings.reliability, key_header)
+        self.watch = HealthWatch(
+            self.registry, parts.books, settings.reliability, self.dispatcher.wake, key_header
+        )
         self.proxy = Proxy(
             settings,
             parts.books,
