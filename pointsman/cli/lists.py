@@ -79,7 +79,7 @@ def policies(
     known["default"] = "where the trained policy of this package says; it may hold the request instead"
     title = "sends a request to"
     if env is not None and env != "routing":
-        from pointsman.training.problems import make_judge
+        from pointsman.evaluation.problem import make_judge
 
         known, title = dict(make_judge({"kind": env}).heuristics), "picks"
     if as_json:

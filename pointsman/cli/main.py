@@ -34,7 +34,7 @@ from pointsman.cli import (
     watch,
 )
 from pointsman.cli.console import notices_as_lines, say
-from pointsman.errors import InputError
+from pointsman.errors import InputError, missing_extra
 
 # Newer versions of typer carry their own click: take the class from where this one has it.
 _ClickError: type[Exception] = next(
@@ -112,6 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(status or 0)
         except InputError as error:
             say(f"error: {error}")
+            return 2
+        except ModuleNotFoundError as error:
+            missing = missing_extra(error)
+            if missing is None:
+                raise
+            say(f"error: {missing}")
             return 2
         except _ClickError as error:
             return _usage_error(error)

@@ -98,17 +98,14 @@ def serve(
 
     Example: pointsman serve --policy default --backend http://a:8000 --backend http://b:8000
     """
-    try:
-        import uvloop
+    import uvloop
 
-        from pointsman.router.http.address import parse_url
-        from pointsman.router.http.tls import server_side_tls
-        from pointsman.router.keys import BACKEND_KEY
-        from pointsman.router.listening import Ports
-        from pointsman.router.main import Options, serve_forever
-        from pointsman.router.processes.workers import own_seat, supervise
-    except ImportError as error:
-        raise InputError("serve", error.name, "is not installed", "pip install 'pointsman[serve]'") from None
+    from pointsman.router.http.address import parse_url
+    from pointsman.router.http.tls import server_side_tls
+    from pointsman.router.keys import BACKEND_KEY
+    from pointsman.router.listening import Ports
+    from pointsman.router.main import Options, serve_forever
+    from pointsman.router.processes.workers import own_seat, supervise
 
     parsed = _settings(overrides or [])
     if settings:

@@ -112,10 +112,11 @@ class JobsEnv:
     def __init__(self, spec: JobsSpec, num_envs: int) -> None:
         self.spec = spec
         self.num_envs = num_envs
-        self.groups = ("jobs",)
+        self.groups: tuple[str, ...] = ("jobs",)
         self.group: NDArray[np.int64] = np.zeros(num_envs, np.int64)
         self.space = job_space(spec.num_gpus, spec.window, spec.features == "full")
-        self.metadata = {"entity": "job", "env": {"kind": "jobs", **spec.model_dump(mode="json")}}
+        section = {"kind": "jobs", **spec.model_dump(mode="json")}
+        self.metadata: dict[str, Any] = {"entity": "job", "env": section}
         self.teachers = spec.teachers if BASELINE in spec.teachers else (*spec.teachers, BASELINE)
         self.baseline = BASELINE
         self.set_difficulty({})

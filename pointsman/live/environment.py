@@ -61,7 +61,7 @@ class LiveEnv:
         count = len(spec.servers)
         self.space = EntitySpace(count, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         checkpoint.require_space(self.space, "env.start")
-        self.groups = (spec.scenario if spec.config is None else spec.config.stem,)
+        self.groups: tuple[str, ...] = (spec.scenario if spec.config is None else spec.config.stem,)
         hold = checkpoint.metadata.get("hold", {})
         self.metadata: dict[str, Any] = {"objective": spec.objective, "hold": hold}
         objective = find_objective(spec.objective)

@@ -17,11 +17,11 @@ from pointsman.evaluation.explain import (
     importances,
     record_in,
 )
+from pointsman.evaluation.problem import make_env
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.report.figure import Axis, Bar, Cell, Figure, Map, linear_axis, row_axis
 from pointsman.report.page import Section, paragraphs
 from pointsman.report.plots import ROW_HEIGHT
-from pointsman.training.problems import make_env
 
 NUM_ENVS, NUM_DECISIONS = 32, 1024
 NUM_SHOWN = 14

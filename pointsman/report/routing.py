@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import Comparison, compare
+from pointsman.evaluation.problem import env_spec
 from pointsman.evaluation.routing import BASELINE, RIVALS, Selection
 from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
 from pointsman.experiments.simulate import Outcome, prepare, simulate
@@ -24,7 +25,6 @@ from pointsman.report.figure import Cell, Figure, Map, linear_axis, row_axis, sh
 from pointsman.report.page import Section, paragraphs
 from pointsman.report.verdict import verdict_of
 from pointsman.simulator.spec import ClusterSpec
-from pointsman.training.problems import env_spec
 
 AGAINST = (BASELINE, *RIVALS, "least-delay", "late-binding")
 NUM_SEEDS = 8

@@ -10,12 +10,12 @@ import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from pointsman.errors import InputError
+from pointsman.evaluation.problem import complete, env_spec
 from pointsman.inference.checkpoint import NetworkSpec
 from pointsman.spec import Spec, apply_override, parse_spec, read_yaml
 from pointsman.training.curriculum import CurriculumSpec
 from pointsman.training.exploration import ExplorationSpec
 from pointsman.training.ppo import PpoSpec
-from pointsman.training.problems import complete, env_spec
 from pointsman.training.safety import SafetySpec
 from pointsman.training.warm_start import WarmStartSpec, find_policy
 

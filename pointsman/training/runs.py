@@ -31,6 +31,7 @@ import torch
 
 from pointsman.diagnosis.live import Watch
 from pointsman.errors import InputError
+from pointsman.evaluation.problem import Evaluate, make_env, make_evaluate, session
 from pointsman.files import output_dir, replace_file
 from pointsman.inference.checkpoint import Checkpoint, save_checkpoint, space_to_json
 from pointsman.plain import provenance, to_json
@@ -39,7 +40,6 @@ from pointsman.training.exploration import Event
 from pointsman.training.files import read_state, write_state
 from pointsman.training.headroom import Headroom, find_headroom
 from pointsman.training.logs import Curves, Row
-from pointsman.training.problems import Evaluate, make_env, make_evaluate, session
 from pointsman.training.ranks import started
 from pointsman.training.safety import Alert
 from pointsman.training.state import TrainerState

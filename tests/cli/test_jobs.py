@@ -130,7 +130,10 @@ def test_audit_features(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--env", "job"], "--env = 'job': unknown problem; known: routing, jobs"),
+        (
+            ["train", "--env", "job"],
+            "--env = 'job': names no problem with a preset; known: jobs, live, routing",
+        ),
         (["train", "--env", "jobs", "--preset", "quick"], "--preset = 'quick': given beside --env"),
         (["train", "--env", "jobs", "--objective", "mean"], "env.objective = 'mean': unknown key"),
         (["train", "--resume", ".", "--env", "jobs"], "--env = 'jobs': given beside --resume"),
@@ -143,7 +146,7 @@ def test_audit_features(cli: Cli) -> None:
             ["evaluate", "{run}", "--set", "num_gpus=5", "--set", "lookahead=per_gpu"],
             "mine = 5: was trained with 4 GPUs, and lookahead per_gpu tells of each by its place; train with",
         ),
-        (["compare", "--env", "job"], "env.kind = 'job': unknown kind; kinds: routing, jobs"),
+        (["compare", "--env", "job"], "env.kind = 'job': unknown kind; kinds: jobs, live, routing"),
         (["compare", "--env", "jobs", "--baseline", "least-work"], "policy.kind = 'least-work': unknown"),
         (
             ["compare", "--env", "jobs", "--set", "workload.trace=no.csv"],
