@@ -43,6 +43,7 @@ class Problem(NamedTuple):
     make_judge: str = ""
     appraise: str = ""
     preset: str = ""  # what `pointsman train --env` takes
+    is_file_on_preset: bool = False  # what a CONFIG of this kind leaves out is as in the preset
     session: str = ""  # a context manager around a whole run, where something must be open for it
 
 
@@ -61,12 +62,14 @@ PROBLEMS = {
         "pointsman.evaluation.jobs:make_judge",
         "pointsman.report.returns_page:appraise",
         preset="jobs",
+        is_file_on_preset=True,
     ),
     "live": Problem(
         "pointsman.live.spec:LiveSpec",
         "pointsman.live.environment:make_env",
         "pointsman.live.environment:make_evaluate",
         preset="live",
+        is_file_on_preset=True,
         session="pointsman.live.cluster:session",
     ),
 }
