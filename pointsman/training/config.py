@@ -155,9 +155,9 @@ def _on_preset(data: dict[str, Any]) -> dict[str, Any]:
     env, run = data.get("env"), data.get("run")
     kind = env.get("kind") if isinstance(env, dict) else env
     problem = PROBLEMS.get(kind) if isinstance(kind, str) else None
-    if problem is None or not problem.is_file_on_preset:
+    if problem is None or not problem.file_preset:
         return data
-    base = _read_preset(problem.preset)
+    base = _read_preset(problem.file_preset)
     if isinstance(run, dict):
         if {"minutes", "steps"} & run.keys():
             base["run"] = {

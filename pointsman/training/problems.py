@@ -43,7 +43,7 @@ class Problem(NamedTuple):
     make_judge: str = ""
     appraise: str = ""
     preset: str = ""  # what `pointsman train --env` takes
-    is_file_on_preset: bool = False  # what a CONFIG of this kind leaves out is as in the preset
+    file_preset: str = ""  # what a CONFIG of this kind leaves out is as there; none: the defaults
     session: str = ""  # a context manager around a whole run, where something must be open for it
 
 
@@ -62,14 +62,14 @@ PROBLEMS = {
         "pointsman.evaluation.jobs:make_judge",
         "pointsman.report.returns_page:appraise",
         preset="jobs",
-        is_file_on_preset=True,
+        file_preset="jobs",
     ),
     "live": Problem(
         "pointsman.live.spec:LiveSpec",
         "pointsman.live.environment:make_env",
         "pointsman.live.environment:make_evaluate",
         preset="live",
-        is_file_on_preset=True,
+        file_preset="live",
         session="pointsman.live.cluster:session",
     ),
 }
