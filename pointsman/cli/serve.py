@@ -103,8 +103,8 @@ def serve(
     from pointsman.router.http.address import parse_url
     from pointsman.router.http.tls import server_side_tls
     from pointsman.router.keys import BACKEND_KEY
-    from pointsman.router.listening import Ports
     from pointsman.router.main import Options, serve_forever
+    from pointsman.router.ports import Ports
     from pointsman.router.processes.workers import own_seat, supervise
 
     parsed = _settings(overrides or [])

@@ -62,13 +62,13 @@ class Ask:
     includes_usage: bool
 
 
-def read_ask(path: str, body: bytes, model: str, max_model_tokens: int) -> Ask:
+def read_ask(path: bytes, body: bytes, model: str, max_model_tokens: int) -> Ask:
     """Raises ApiError for what vLLM would refuse."""
     fields = _fields(body)
     asked_model = fields.get("model", model)
     if asked_model != model:
         raise ApiError(HTTPStatus.NOT_FOUND, f"The model `{asked_model}` does not exist.", "model")
-    is_chat = path.endswith("/chat/completions")
+    is_chat = path.endswith(b"/chat/completions")
     num_prompt = _chat_tokens(fields) if is_chat else _prompt_tokens(fields)
     if num_prompt >= max_model_tokens:
         message = f"This model's maximum context length is {max_model_tokens} tokens. "

@@ -12,8 +12,7 @@ from time import monotonic
 from typing import TextIO
 
 from pointsman.router.config import Backend, Settings
-from pointsman.router.http.downstream import ClientConnection
-from pointsman.router.http.tls import tls_options
+from pointsman.router.http.listening import listen, port_of
 from pointsman.router.keys import Keys
 from pointsman.router.logs import Log
 from pointsman.router.replicas.health import HealthWatch
@@ -29,7 +28,6 @@ from pointsman.routing.books import Books
 from pointsman.routing.decider import DeciderSource
 
 _TICK_S = 0.25
-_BACKLOG = 1024
 _FLUSH_S = 1.0  # for the last bytes of answers to leave
 
 
@@ -102,16 +100,10 @@ class Router:
     ) -> int:
         """Returns the port, which was free to choose if 0 was given."""
         await self.watch.check_all()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: ClientConnection(self.proxy, self.settings.limits),
-            host,
-            port,
-            backlog=_BACKLOG,
-            reuse_port=shares_port,
-            **tls_options(tls, self.settings.limits),
+        self._server = await listen(
+            self.proxy, self.settings.limits, host, port, tls, shares_port=shares_port
         )
-        self._ticking = loop.create_task(self._tick())
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
         return port_of(self._server)
 
     async def stop(self) -> None:
@@ -169,7 +161,3 @@ class Router:
     def _log_change(self, replica: Replica, what: str) -> None:
         why = {"problem": replica.problem} if what == "unhealthy" else {}
         self.log.event("replica", replica=replica.name, what=what, **why)
-
-
-def port_of(server: asyncio.Server) -> int:
-    return int(server.sockets[0].getsockname()[1])

@@ -16,8 +16,8 @@ import pytest
 from pointsman.cli.main import main
 from pointsman.router import main as router_main
 from pointsman.router.config import Settings
-from pointsman.router.listening import Ports
 from pointsman.router.main import Options, serve_forever
+from pointsman.router.ports import Ports
 from tests.router.fakes import FakeBooks, FakeDecider
 from tests.router.harness import CHAT, Wire, post, run, until
 from tests.router.mock import gated, mocks, ok

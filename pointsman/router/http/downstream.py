@@ -335,6 +335,10 @@ class ClientConnection(asyncio.Protocol):
         self._is_parsing = False
         self._transport.abort()
 
+    def disconnect(self) -> None:
+        """Break the connection; whoever works on a request learns that the client is gone."""
+        self._transport.abort()
+
     def close_if_idle(self) -> None:
         """Between two requests a connection can be closed without harm."""
         if self._current is None and not self._ready and not self._is_receiving:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pointsman.errors import InputError
-from pointsman.router.listening import resolve
+from pointsman.router.ports import resolve
 from pointsman.router.telemetry.recording import TrafficRecording, new_recording
 from pointsman.routing.sharing import SharedBooks
 
