@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import tensorboard  # noqa: F401  `Curves` will need it: whoever lacks it hears so before the run, not in it
 import torch
 
 from pointsman.diagnosis.live import Watch
