@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointsman.diagnosis.curves import Array, Facts
+from pointsman.diagnosis.curves import Array, RunFacts
 from pointsman.errors import InputError
 
 NUM_FIRST = 3  # values that count as the start of an entropy curve
@@ -171,7 +171,7 @@ def _match(name: str, patterns: Mapping[str, str]) -> str | None:
     )
 
 
-def derive(columns: dict[str, Array], names: dict[str, str], facts: Facts) -> None:
+def derive(columns: dict[str, Array], names: dict[str, str], facts: RunFacts) -> None:
     """Add what rules look at and what follows from the columns there are; `names` says from which."""
 
     def follow(name: str, source: str) -> None:
@@ -201,7 +201,7 @@ def derive(columns: dict[str, Array], names: dict[str, str], facts: Facts) -> No
             names["entropy_frac"] = "entropy" if facts.schema else FROM_START
 
 
-def _highest_entropy(entropy: Array, facts: Facts) -> float:
+def _highest_entropy(entropy: Array, facts: RunFacts) -> float:
     """That of uniform actions if their number is known, else of the start; 0 for what has no such thing."""
     num_entities = facts.schema.get("num_entities")
     if num_entities:
