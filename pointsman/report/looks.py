@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.evaluation.explain import (
-    Decisions,
     Importance,
     Network,
+    RecordedDecisions,
     features_of,
     groups_of,
     importances,
@@ -68,7 +68,7 @@ def _bars(title: str, rows: Sequence[Importance]) -> Figure:
     return Figure(title, x, row_axis([one.name for one in rows]), bars, height=8 + ROW_HEIGHT * len(rows))
 
 
-def _attention(checkpoint: Checkpoint, decisions: Decisions) -> list[Figure]:
+def _attention(checkpoint: Checkpoint, decisions: RecordedDecisions) -> list[Figure]:
     """A map a head; none without PyTorch."""
     try:
         from pointsman.training.attention import attention_by_preference

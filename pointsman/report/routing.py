@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import Comparison, compare
 from pointsman.evaluation.problem import env_spec
-from pointsman.evaluation.routing import BASELINE, RIVALS, Selection
+from pointsman.evaluation.routing import BASELINE, RIVALS, RoutingSelection
 from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
 from pointsman.experiments.simulate import Outcome, prepare, simulate
 from pointsman.report.appraisal import Appraisal
@@ -46,7 +46,7 @@ def appraise(
     """An `Appraise`. On the scenarios that the run was evaluated on while it trained."""
     spec = env_spec(section)
     assert isinstance(spec, RoutingSpec)
-    selection = Selection(spec)
+    selection = RoutingSelection(spec)
     seeds = REPORT_SEEDS[: num_seeds or NUM_SEEDS]
     started = time.perf_counter()
     comparisons = []

@@ -27,9 +27,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import tensorboard  # noqa: F401  `Curves` will need it: whoever lacks it hears so before the run, not in it
 import torch
 
-from pointsman.diagnosis.live import Watch
+from pointsman.diagnosis.live import LogWatch
 from pointsman.errors import InputError
 from pointsman.evaluation.problem import Evaluate, make_env, make_evaluate, session
 from pointsman.files import output_dir, replace_file
@@ -174,7 +175,7 @@ class Run:
         self._first_update = 0 if state is None else state.values["num_updates"]
         self._headroom: Headroom | None = None
         self._curves: Curves | None = None
-        self._watch = Watch(folder, severities=("bad",))
+        self._watch = LogWatch(folder, severities=("bad",))
         self._is_described = False
         self._outlook = Outlook(0.0, False)
         show.begin(config, folder, self._first_update)

@@ -9,6 +9,9 @@ POST   /admin/drain     {"url": …, "drain": true}
 GET    /admin/policy
 POST   /admin/policy    {"policy": "default"}
 GET    /admin/decisions?last=20               with an explanation of the last one
+
+It is a second service of the router's own HTTP server, with its limits, keys and TLS. A web framework would
+be a second server beside it (aiohttp: ten packages, 15 MB, 0.25 s at every start) for nine routes.
 """
 
 from __future__ import annotations
