@@ -75,7 +75,9 @@ def act(sim, action):
     request = request_at(sim.requests, i)
     replica = replica_at(sim.replicas, k)
     request.replica = k
-    request.limit = min(request.num_prefill + request.num_decode, replica.max_tokens)
+    # The last token is not kept, so even a prompt that fills the memory brings one.
+    most = max(replica.max_tokens, request.num_prefill + 1)
+    request.limit = min(request.num_prefill + request.num_decode, most)
     if request.dispatched_at < 0.0 and sim.now > request.arrived_at:
         sim.num_held += 1
         sim.held_s += sim.now - request.arrived_at

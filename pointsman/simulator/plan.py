@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from pointsman.errors import InputError
 from pointsman.simulator.cost import CostTables, cost_tables
 from pointsman.simulator.hardware import Catalogue, Deployment, kv_capacity_blocks, load_catalogue, vidur_plan
@@ -36,9 +38,14 @@ class ReplicaPlan:
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """The longest sequence that can be served at all; alone on vllm-v1 it may use what is kept free."""
+        """The longest sequence that can be served at all; alone on vllm-v1 it may use what is kept free.
+
+        Vidur's vllm and sarathi want a free block for each token, and evict a sequence that leaves none.
+        """
         blocks = self.num_blocks
-        if self.scheduler.kind != "vllm-v1":
+        if self.scheduler.kind in ("vllm", "sarathi"):
+            blocks -= max(1, self.watermark_blocks)
+        elif self.scheduler.kind == "orca":
             blocks -= self.watermark_blocks
         tokens = blocks * self.scheduler.block_size
         if self.scheduler.kind == "orca":
@@ -160,7 +167,7 @@ def _check_plan(plan: ReplicaPlan) -> None:
 
 def check_workload(plans: Sequence[ReplicaPlan], workload: Workload) -> None:
     """Every request must fit on some replica, else it would wait for ever."""
-    prompts, outputs = workload.num_prefill_tokens, workload.num_decode_tokens
+    prompts, sizes = workload.num_prefill_tokens, workload.num_prefill_tokens + workload.num_decode_tokens
     largest = max(plan.kv_capacity_tokens for plan in plans)
     longest_prompt = max(plan.max_prompt_tokens for plan in plans)
     if prompts.max() > longest_prompt:
@@ -172,12 +179,14 @@ def check_workload(plans: Sequence[ReplicaPlan], workload: Workload) -> None:
             f"no replica takes a prompt of more than {longest_prompt} tokens",
             f"raise cluster.scheduler.{limit} or set workload.max_tokens",
         )
-    sizes = prompts + outputs
-    if sizes.max() > largest:
-        row = int(sizes.argmax())
+    fits = np.zeros(len(workload), np.bool_)
+    for longest, memory in {(plan.max_prompt_tokens, plan.kv_capacity_tokens) for plan in plans}:
+        fits |= (prompts <= longest) & (sizes <= memory)
+    if not fits.all():
+        row = int(np.where(fits, 0, sizes).argmax())
         raise InputError(
             f"workload request {workload.request_id[row]}, num_prefill_tokens + num_decode_tokens",
             int(sizes[row]),
-            f"more than the KV memory of any replica ({largest} tokens)",
+            f"more than the KV memory of any replica that takes its prompt (the largest: {largest} tokens)",
             "raise cluster.scheduler.num_blocks, use a larger device, or set workload.max_tokens",
         )

@@ -356,6 +356,7 @@ def finish(sim, k, i):
         measure_outstanding(sim, k, outstanding)
         sim.num_decode_left += num_output
         sim.num_outgrown += 1
+        request.last_token_at = sim.now
         request.seen = request.limit
         give_back(sim, k, i)
         return

@@ -148,6 +148,7 @@ class Run:
         self.requests = self.clusters.requests[0]
         self.replicas = self.clusters.replicas[0]
         self.table = self.clusters.signals[0]
+        self.tickets = self.clusters.arrays("tickets")[0]
         self.batch_log = self.clusters.batch_logs[0]
         self._actions = np.zeros(1, np.int64)
 
