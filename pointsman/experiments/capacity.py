@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from pointsman.compiled.jit import kernel_digest
+from pointsman.experiments.running import run_to_end
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan
@@ -56,8 +57,7 @@ def _saturate(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> fl
         np.zeros(count), prompts, outputs, np.full(count, -1, np.int32), np.arange(count, dtype=np.int64)
     )
     clusters = Clusters([ClusterSpec(replicas=1)], [[plan]], [workload], [0])
-    policies = PolicyTables([PolicySpec(kind="round-robin")], max_replicas=1)
-    run(clusters.sims, policies.rows, np.zeros(1, np.int64), 0, 1)
+    run_to_end(clusters, PolicyTables([PolicySpec(kind="round-robin")], max_replicas=1))
     finished = np.sort(clusters.requests[0]["completed_at"])
     first, last = int(START * count), int(END * count)
     if finished[last] == finished[first]:  # everything fits in one batch

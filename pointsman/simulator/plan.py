@@ -25,6 +25,8 @@ CALIBRATION_CONTEXT_TOKENS = 1024
 class ReplicaPlan:
     """One replica with everything resolved."""
 
+    model: str
+    max_context_tokens: int  # of the model, prompt and output
     scheduler: AnyScheduler
     costs: CostTables
     num_blocks: int
@@ -125,7 +127,15 @@ def _plan_group(
     costs = cost_tables(cost, deployment)
     num_blocks, max_seqs = _memory(scheduler, deployment, spec.memory_utilization)
     num_blocks = max(1, int(num_blocks * (group.kv_memory_share or spec.kv_memory_share)))
-    plan = ReplicaPlan(scheduler, costs, num_blocks, max_seqs, group.slowdown)
+    plan = ReplicaPlan(
+        model=deployment.model.name,
+        max_context_tokens=deployment.model.max_context_tokens,
+        scheduler=scheduler,
+        costs=costs,
+        num_blocks=num_blocks,
+        max_seqs=max_seqs,
+        slowdown=group.slowdown,
+    )
     _check_plan(plan)
     return plan
 

@@ -80,11 +80,11 @@ def record(
         run.action = decision.action = decide(decision, rng)
         recording.decisions.append(decision)
     assert run.sim.num_preemptions == 0, "a preempted stream pauses in ways that the batch log does not show"
-    recording.stream = sorted(_tokens(run))
+    recording.stream = sorted(stream_of(run))
     return recording
 
 
-def _tokens(run: Run) -> Iterator[tuple[float, int, int]]:
+def stream_of(run: Run) -> Iterator[tuple[float, int, int]]:
     """Without memory pressure every stream of a replica has a token at the end of each of its batches."""
     log = run.batch_log[: run.sim.num_logged_batches]
     for i, request in enumerate(run.requests):

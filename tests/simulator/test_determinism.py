@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from pointsman.config import Config
-from pointsman.experiments.simulate import Prepared, run_to_end, simulate
+from pointsman.experiments.running import run_to_end
+from pointsman.experiments.simulate import Prepared, simulate
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicyTables
 from pointsman.simulator.cluster import Clusters
