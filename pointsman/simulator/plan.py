@@ -40,19 +40,24 @@ class ReplicaPlan:
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """The longest sequence that can be served at all; alone on vllm-v1 it may use what is kept free.
-
-        Vidur's vllm and sarathi want a free block for each token, and evict a sequence that leaves none.
-        """
+        """The longest sequence that can be served at all; alone on vllm-v1 it may use what is kept free."""
         blocks = self.num_blocks
-        if self.scheduler.kind in ("vllm", "sarathi"):
-            blocks -= max(1, self.watermark_blocks)
-        elif self.scheduler.kind == "orca":
+        if self.scheduler.kind != "vllm-v1":
             blocks -= self.watermark_blocks
         tokens = blocks * self.scheduler.block_size
         if self.scheduler.kind == "orca":
             return min(tokens, self.scheduler.max_sequence_tokens)
         return tokens
+
+    @property
+    def give_up_tokens(self) -> int:
+        """Where it gives up a sequence that is longer than that.
+
+        Vidur's vllm and sarathi want a free block for every token, and put to sleep what leaves none.
+        """
+        if self.scheduler.kind in ("vllm", "sarathi"):
+            return min(self.kv_capacity_tokens, (self.num_blocks - 1) * self.scheduler.block_size)
+        return self.kv_capacity_tokens
 
     @property
     def watermark_blocks(self) -> int:

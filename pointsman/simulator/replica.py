@@ -357,7 +357,7 @@ def finish(sim, k, i):
         sim.num_decode_left += num_output
         sim.num_outgrown += 1
         request.last_token_at = sim.now
-        request.seen = request.limit
+        request.seen = max(request.limit, replica.max_tokens)
         give_back(sim, k, i)
         return
     request.completed_at = sim.now

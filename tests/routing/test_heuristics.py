@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from simulator.factories import (
+    AdvisedRun,
     Run,
     assert_all_served,
     assert_same_outcome,
@@ -17,14 +18,11 @@ from simulator.factories import (
     random_workload,
 )
 
-from pointsman.compiled.memory import Records
 from pointsman.routing.heuristics import HEURISTICS
-from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
-from pointsman.routing.records import MEMORY
+from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.routing.signals import SIGNALS
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
-from pointsman.simulator.run import advise
 from pointsman.simulator.run import run as run_kernel
 from pointsman.workload import Workload
 
@@ -78,9 +76,9 @@ class Twin:
         is_accepting = self.run.signal("accepting") == 1.0
         memory = self.run.signal("kv_capacity_tokens")
         expected = row.num_prefill + self.expected_output(row.num_prefill)
-        needs = max(row.num_prefill, row.seen + 1, min(expected, memory[is_accepting].max()))
-        fits = (needs <= memory) & (row.num_prefill <= self.run.signal("max_prompt_tokens"))
-        return np.flatnonzero(is_accepting & fits).tolist()
+        is_taker = is_accepting & (row.num_prefill <= self.run.signal("max_prompt_tokens"))
+        needs = max(row.num_prefill, row.seen + 1, min(expected, memory[is_taker].max(initial=0)))
+        return np.flatnonzero(is_taker & (needs <= memory)).tolist()
 
     def expected_output(self, prompt: int) -> float:
         return float(self.run.clusters.arrays("output_estimate")[0][int(prompt).bit_length() - 1])
@@ -214,15 +212,11 @@ def assert_twin_agrees(policy: PolicySpec, workload: Workload, seed: int = 0) ->
     cluster = make_cluster(**MIXED)
     inside = Run(cluster, workload, policy, seed).to_end()
     assert_all_served(inside)
-    outside = Run(cluster, workload, None, seed)
+    outside = AdvisedRun(cluster, workload, policy, seed)
     twin = Twin(outside, policy)
-    policies, memories = PolicyTables([policy], len(outside.replicas)), Records(1, MEMORY)
-    fill_memory(memories[0], memories, len(outside.replicas), int(outside.sim.memory.rng))
-    actions = np.zeros(1, np.int64)
     for request in outside.decisions():
         allowed = twin.actions(request)
-        advise(outside.clusters.sims, policies.rows, memories, actions, 0, 1)
-        outside.action = int(actions[0])
+        outside.action = outside.advice()
         assert outside.action in allowed
     assert_same_outcome(inside, outside)
     assert inside.sim.num_decisions == outside.sim.num_decisions
