@@ -182,6 +182,7 @@ class Clusters:
         replica.block_size = scheduler.block_size
         replica.num_blocks = plan.num_blocks
         replica.max_tokens = plan.kv_capacity_tokens
+        replica.give_up_tokens = plan.give_up_tokens
         replica.watermark_blocks = plan.watermark_blocks
         replica.max_seqs = replica.micro_seqs = plan.max_seqs
         if isinstance(scheduler, VllmV1Scheduler):

@@ -75,7 +75,10 @@ def act(sim, action):
     request = request_at(sim.requests, i)
     replica = replica_at(sim.replicas, k)
     request.replica = k
-    request.limit = min(request.num_prefill + request.num_decode, replica.max_tokens)
+    request.limit = request.num_prefill + request.num_decode
+    if request.limit > replica.max_tokens:
+        # The last token is not kept, so even a prompt that fills the memory brings one.
+        request.limit = max(replica.give_up_tokens, request.num_prefill + 1)
     if request.dispatched_at < 0.0 and sim.now > request.arrived_at:
         sim.num_held += 1
         sim.held_s += sim.now - request.arrived_at

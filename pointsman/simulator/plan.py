@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from pointsman.errors import InputError
 from pointsman.simulator.cost import CostTables, cost_tables
 from pointsman.simulator.hardware import Catalogue, Deployment, kv_capacity_blocks, load_catalogue, vidur_plan
@@ -46,6 +48,16 @@ class ReplicaPlan:
         if self.scheduler.kind == "orca":
             return min(tokens, self.scheduler.max_sequence_tokens)
         return tokens
+
+    @property
+    def give_up_tokens(self) -> int:
+        """Where it gives up a sequence that is longer than that.
+
+        Vidur's vllm and sarathi want a free block for every token, and put to sleep what leaves none.
+        """
+        if self.scheduler.kind in ("vllm", "sarathi"):
+            return min(self.kv_capacity_tokens, (self.num_blocks - 1) * self.scheduler.block_size)
+        return self.kv_capacity_tokens
 
     @property
     def watermark_blocks(self) -> int:
@@ -170,7 +182,7 @@ def _check_plan(plan: ReplicaPlan) -> None:
 
 def check_workload(plans: Sequence[ReplicaPlan], workload: Workload) -> None:
     """Every request must fit on some replica, else it would wait for ever."""
-    prompts, outputs = workload.num_prefill_tokens, workload.num_decode_tokens
+    prompts, sizes = workload.num_prefill_tokens, workload.num_prefill_tokens + workload.num_decode_tokens
     largest = max(plan.kv_capacity_tokens for plan in plans)
     longest_prompt = max(plan.max_prompt_tokens for plan in plans)
     if prompts.max() > longest_prompt:
@@ -182,12 +194,14 @@ def check_workload(plans: Sequence[ReplicaPlan], workload: Workload) -> None:
             f"no replica takes a prompt of more than {longest_prompt} tokens",
             f"raise cluster.scheduler.{limit} or set workload.max_tokens",
         )
-    sizes = prompts + outputs
-    if sizes.max() > largest:
-        row = int(sizes.argmax())
+    fits = np.zeros(len(workload), np.bool_)
+    for longest, memory in {(plan.max_prompt_tokens, plan.kv_capacity_tokens) for plan in plans}:
+        fits |= (prompts <= longest) & (sizes <= memory)
+    if not fits.all():
+        row = int(np.where(fits, 0, sizes).argmax())
         raise InputError(
             f"workload request {workload.request_id[row]}, num_prefill_tokens + num_decode_tokens",
             int(sizes[row]),
-            f"more than the KV memory of any replica ({largest} tokens)",
+            f"more than the KV memory of any replica that takes its prompt (the largest: {largest} tokens)",
             "raise cluster.scheduler.num_blocks, use a larger device, or set workload.max_tokens",
         )

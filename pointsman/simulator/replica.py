@@ -356,7 +356,8 @@ def finish(sim, k, i):
         measure_outstanding(sim, k, outstanding)
         sim.num_decode_left += num_output
         sim.num_outgrown += 1
-        request.seen = request.limit
+        request.last_token_at = sim.now
+        request.seen = max(request.limit, replica.max_tokens)
         give_back(sim, k, i)
         return
     request.completed_at = sim.now

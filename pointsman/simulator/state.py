@@ -136,6 +136,7 @@ REPLICA = np.dtype(
         ("long_prefill_tokens", "i4"),
         ("blocks_per_seq", "i4"),  # orca reserves these
         ("max_tokens", "i4"),  # prompt and output of the longest sequence it can serve at all
+        ("give_up_tokens", "i4"),  # where it gives up a longer one
         ("cost", "i4"),
         ("is_alive", "i4"),
         ("is_accepting", "i4"),
@@ -185,8 +186,8 @@ REQUEST = np.dtype(
         ("restarts", "i4"),
         ("session", "i4"),
         ("next", "i4"),
-        ("limit", "i4"),  # prompt and output at which its replica is done with it, or cannot hold it
-        ("seen", "i4"),  # prompt and output it had reached on a replica too small for it
+        ("limit", "i4"),  # prompt and output at which its replica is done with it, or gives it up
+        ("seen", "i4"),  # prompt and output for which a replica was too small
         ("is_decoding", "i1"),
         ("is_in_flight", "i1"),
         ("is_fresh", "i1"),  # its last token did not come with a step of all decoding requests
