@@ -72,12 +72,24 @@ def act(sim, action):
         sim.held_s += sim.now - request.arrived_at
     request.dispatched_at = sim.now
     replica_at(sim.replicas, k).num_sent += 1
+    pass_api_server(sim, k, i)
     book_sent(sim, k, i)
     push_waiting(sim, k, i)
     int_list(sim.touched, sim.num_replicas + 1)[sim.num_touched] = k
     sim.num_touched += 1
     if sim.num_touched > sim.num_replicas:
         compact_touched(sim)
+
+
+@kernel
+def pass_api_server(sim, k, i):
+    """Note when the engine gets the request. Requests do not overtake each other on the way."""
+    replica = replica_at(sim.replicas, k)
+    request = request_at(sim.requests, i)
+    on_the_way_s = replica.api_s + replica.api_s_per_token * request.num_prefill
+    on_the_way_s += replica.api_s_per_stream * replica.num_decoding
+    replica.reached_at = max(replica.reached_at, sim.now + on_the_way_s)
+    request.reached_at = replica.reached_at
 
 
 @kernel
@@ -188,6 +200,7 @@ def fail(sim, k):
     replica.num_fresh = 0
     replica.sum_processed = 0
     replica.next_finish = FAR
+    replica.reached_at = 0.0
     for phase in range(replica.block_size):
         phase_count[phase] = 0
     update_gauges(replica)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pointsman.errors import InputError
-from pointsman.simulator.cost import CostTables, cost_tables
+from pointsman.simulator.cost import AutoCost, CostTables, cost_tables
 from pointsman.simulator.hardware import Catalogue, Deployment, kv_capacity_blocks, load_catalogue, vidur_plan
+from pointsman.simulator.measured import find_measured
 from pointsman.simulator.profile import ProfileCost
 from pointsman.simulator.spec import AnyScheduler, ClusterSpec, ReplicaGroup, VllmV1Scheduler
 from pointsman.workload import Workload
@@ -116,6 +117,9 @@ def _plan_group(
     if isinstance(cost, ProfileCost) and base_dir is not None:
         cost = cost.under(base_dir)
     costs = cost_tables(cost, deployment)
+    measured = find_measured(deployment) if isinstance(cost, AutoCost) else None
+    if measured is not None and isinstance(scheduler, VllmV1Scheduler):
+        scheduler = scheduler.model_copy(update=measured.missing_times(scheduler))
     num_blocks, max_seqs = _memory(scheduler, deployment, spec.memory_utilization)
     num_blocks = max(1, int(num_blocks * (group.kv_memory_share or spec.kv_memory_share)))
     plan = ReplicaPlan(scheduler, costs, num_blocks, max_seqs, group.slowdown)
