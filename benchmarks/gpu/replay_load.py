@@ -5,8 +5,8 @@
         --set cluster.scheduler.num_blocks=57512
 
 A load run is a CSV file with one row a request: arrived_at, first_token_at and completed_at in seconds,
-prompt_tokens and output_tokens. `--json` for machines; it exits with 1 if an error exceeds 5 % in a mean or 10 % in
-a P99, so that it can serve as a check.
+prompt_tokens and output_tokens. It exits with 1 if an error exceeds 5 % in a mean or 10 % in a P99, so that
+it can serve as a check.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def main() -> None:
             for name, truth_s in row["measured"].items():
                 guess_s = row["predicted"][name]
                 error = 100 * (guess_s / truth_s - 1)
-                print(f"  {name:<10} measured {truth_s:8.4f} s   predicted {guess_s:8.4f} s   {error:+6.1f} %")
+                print(
+                    f"  {name:<10} measured {truth_s:8.4f} s   predicted {guess_s:8.4f} s   {error:+6.1f} %"
+                )
     sys.exit(0 if is_good else 1)
 
 

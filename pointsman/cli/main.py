@@ -17,6 +17,7 @@ import typer
 from pointsman import __version__
 from pointsman.cli import (
     audit,
+    calibrate,
     capacity,
     compare,
     demo,
@@ -59,6 +60,7 @@ app.command("audit-features")(audit.audit_features)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
 app.command()(emulate.emulate)
+app.command()(calibrate.calibrate)
 app.command("demo-serve")(demo.demo_serve)
 app.command()(lists.scenarios)
 app.command()(lists.policies)

@@ -1,22 +1,21 @@
-"""Measures a running OpenAI-compatible server from outside, gently: idle prompts, batches, prompts that join them.
+"""Measures a running OpenAI-compatible server from outside: idle prompts, batches, prompts that join them.
 
-Every probe is a few streamed completions whose lengths we choose (`ignore_eos`); prompts are random token ids, so
-that nothing comes from a prefix cache. A probe starts only when the server is quiet: on a shared server it waits for
-that, and what others sent meanwhile is noticed and thrown away. At most `max_streams` requests run at once, and they
-hold at most half of the KV memory.
+Every probe is a few streamed completions whose lengths we choose (`ignore_eos`); prompts are random token
+ids, so that nothing comes from a prefix cache. A probe starts only when the server is quiet: on a shared
+server it waits for that, and a probe during which others came is thrown away. At most `max_streams` requests
+run at once, and they hold at most half of the KV memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from time import monotonic
 
 from pointsman.errors import InputError
@@ -26,7 +25,7 @@ LOWEST_ID, HIGHEST_ID = 10, 900  # token ids that any vocabulary has, special on
 PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8000, 16000, 32000)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 1024, 4096)
-NUM_STEPS = 24  # of a batch that are timed
+NUM_STEPS = 20  # of a batch that are timed
 KV_SHARE = 0.5
 QUIET_S = 2.0  # how long to wait for others to finish
 _EVENT = b'"choices":[{'
@@ -72,7 +71,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Joined:
-    """A prompt put into a decoding batch: when its first token came, and by how much it held up the others."""
+    """A prompt put into a decoding batch: when its first token came, how long it held up the others."""
 
     num_seqs: int
     mean_context: float
@@ -103,7 +102,9 @@ class Server:
         return Facts(first["id"], int(length), _whole(labels, "block_size"), _whole(labels, "num_gpu_blocks"))
 
     async def gauge(self, name: str) -> float:
-        found = re.findall(rf"^vllm:{name}\{{.*\}} (\S+)", (await self._get("/metrics")).decode(), re.MULTILINE)
+        found = re.findall(
+            rf"^vllm:{name}\{{.*\}} (\S+)", (await self._get("/metrics")).decode(), re.MULTILINE
+        )
         return sum(map(float, found)) if found else 0.0
 
     async def _get(self, path: str) -> bytes:
@@ -150,7 +151,9 @@ class Server:
             status = (await reader.readuntil(b"\r\n\r\n"))[9:12]
             if status != b"200":
                 said = (await reader.read(400)).decode(errors="replace")
-                raise InputError("--url", self.url, f"a completion fails ({status.decode()}: {said})", "see its log")
+                raise InputError(
+                    "--url", self.url, f"a completion fails ({status.decode()}: {said})", "see its log"
+                )
             rest = b""
             while piece := await reader.read(1 << 16):
                 now = monotonic()
@@ -181,6 +184,8 @@ class Prober:
     facts: Facts
     max_streams: int = 64
     num_disturbed: int = 0  # probes thrown away because others used the server
+    num_together: int = 1  # sequences that were seen to run at once
+    limit_seqs: int | None = None  # the same, where more were asked for
     probes: list[Probe] = field(default_factory=list)
 
     async def run(self, seconds: float, on_probe: Callable[[float, str], None] | None = None) -> list[Probe]:
@@ -193,6 +198,9 @@ class Prober:
             kind, size, context = plan[number % len(plan)]
             if monotonic() - began_at > seconds and number >= len(plan) // 3:
                 break
+            if kind == "join" and self.limit_seqs is not None and size >= self.limit_seqs:
+                number += 1  # the prompt would wait for a seat
+                continue
             if await self._is_quiet():
                 found = await getattr(self, kind)(size, context)
                 if await self.server.gauge("num_requests_running") > 0:
@@ -213,12 +221,16 @@ class Prober:
         contexts = [size for size in CONTEXTS if size <= room]
         batches = [size for size in BATCHES if size <= self.max_streams]
         decodes = [("decode", b, c) for c in contexts for b in batches if self._fits(b, c)]
-        joins = [("join", b, c) for b in batches[:: max(1, len(batches) // 4)] for c in prompts if self._fits(b, c)]
+        joins = [
+            ("join", b, c) for b in batches[:: max(1, len(batches) // 4)] for c in prompts if self._fits(b, c)
+        ]
         idles = [("idle", size, 0) for size in prompts]
         order = random.Random(2)
-        mixed = [*idles, *decodes, *joins]
-        order.shuffle(mixed)
-        return idles + mixed
+        for some in (idles, decodes, joins):
+            order.shuffle(some)
+        mixed = [one for some in zip_longest(idles, decodes, joins) for one in some if one is not None]
+        # The largest batch comes first: it shows how many sequences the server runs at once.
+        return [("decode", batches[-1], contexts[0]), *mixed]
 
     def _fits(self, num_seqs: int, context: int) -> bool:
         if self.facts.num_blocks is None or self.facts.block_size is None:
@@ -227,13 +239,18 @@ class Prober:
 
     async def _is_quiet(self) -> bool:
         end = monotonic() + QUIET_S
-        while await self.server.gauge("num_requests_running") + await self.server.gauge("num_requests_waiting") > 0:
+        while (
+            await self.server.gauge("num_requests_running") + await self.server.gauge("num_requests_waiting")
+            > 0
+        ):
             if monotonic() > end:
                 return False
             await asyncio.sleep(0.05)
         return True
 
-    async def _ask(self, num_prompt: int, num_output: int, on_token: Callable[[Answer], None] | None = None) -> Answer:
+    async def _ask(
+        self, num_prompt: int, num_output: int, on_token: Callable[[Answer], None] | None = None
+    ) -> Answer:
         return await self.server.ask(self.facts.model, num_prompt, num_output, on_token)
 
     async def idle(self, num_prompt: int, _: int) -> Sequence[Probe]:
@@ -242,12 +259,19 @@ class Prober:
 
     async def decode(self, num_seqs: int, context: int) -> Sequence[Probe]:
         # The first stream is ahead of the last by the steps that take the prompts in.
-        num_output = NUM_STEPS + 8 + num_seqs
+        num_output = NUM_STEPS + 8 + num_seqs // 2
         answers = await asyncio.gather(*(self._ask(context, num_output) for _ in range(num_seqs)))
         all_began = max(answer.token_at[0] for answer in answers)
         one_ended = min(answer.token_at[-1] for answer in answers)
         longest = max(answers, key=lambda answer: answer.token_at[0])
         steps = [at for at in longest.token_at if all_began <= at <= one_ended]
+        together = max(
+            sum(other.token_at[0] <= one.token_at[0] <= other.token_at[-1] for other in answers)
+            for one in answers
+        )
+        self.num_together = max(self.num_together, together)
+        if together < num_seqs:
+            self.limit_seqs = self.num_together
         if len(steps) < 6:
             return []
         # Tokens may come several at once: the mean over the whole stretch is right, single gaps are not.
@@ -289,11 +313,3 @@ class Prober:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             await self._is_quiet()
-
-
-def longest_prompt(probes: Sequence[Probe]) -> int:
-    return max((one.num_prompt for one in probes if not isinstance(one, Decode)), default=0)
-
-
-def is_finite(seconds: float) -> bool:
-    return math.isfinite(seconds) and seconds > 0

@@ -12,6 +12,7 @@ from pointsman.simulator.hardware import Catalogue, Deployment, kv_capacity_bloc
 from pointsman.simulator.measured import find_measured
 from pointsman.simulator.profile import ProfileCost
 from pointsman.simulator.spec import AnyScheduler, ClusterSpec, ReplicaGroup, VllmV1Scheduler
+from pointsman.spec import parse_spec, read_yaml
 from pointsman.workload import Workload
 
 # The steps a router's calibration would time: a prompt chunk, and decoding with a full and an empty batch.
@@ -105,6 +106,8 @@ def plan_replicas(spec: ClusterSpec, base_dir: Path | None = None) -> list[Repli
 def _plan_group(
     spec: ClusterSpec, group: ReplicaGroup, catalogue: Catalogue, base_dir: Path | None
 ) -> ReplicaPlan:
+    if group.description is not None:
+        group = _described(group, (base_dir or Path()) / group.description)
     scheduler = group.scheduler or spec.scheduler
     deployment = Deployment(
         device=catalogue.device(group.device or spec.device),
@@ -125,6 +128,17 @@ def _plan_group(
     plan = ReplicaPlan(scheduler, costs, num_blocks, max_seqs, group.slowdown)
     _check_plan(plan)
     return plan
+
+
+def _described(group: ReplicaGroup, path: Path) -> ReplicaGroup:
+    """The group with what the file says, where the group itself says nothing."""
+    found = read_yaml(path, "replica").get("replica")
+    if not isinstance(found, dict):
+        remedy = "give a file written by `pointsman calibrate --out`"
+        raise InputError("cluster.replicas.description", str(path), "has no section `replica`", remedy)
+    described = parse_spec(ReplicaGroup, found, f"{path}: replica")
+    given = {name: getattr(group, name) for name in group.model_fields_set}
+    return described.model_copy(update=given)
 
 
 def _memory(scheduler: AnyScheduler, deployment: Deployment, memory_utilization: float) -> tuple[int, int]:

@@ -84,6 +84,9 @@ class ReplicaGroup(Spec):
     """Replicas of one kind; what is not given is taken from the cluster."""
 
     count: PositiveInt = Field(default=1, description="replicas of this kind")
+    description: Path | None = Field(
+        default=None, description="file of `pointsman calibrate`: its cost and scheduler"
+    )
     device: str | None = None
     model: str | None = None
     tensor_parallel: PositiveInt | None = None
