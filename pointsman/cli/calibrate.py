@@ -104,7 +104,12 @@ def _read(path: Path | None) -> dict[str, Any]:
         }
         for fit in fit_traffic(read_traffic(path))
     ]
-    return {"servers": servers, "measured": {"traffic": str(path), "undetermined": list(UNDETERMINED)}}
+    alone = {"replica": servers[0]["replica"]} if len(servers) == 1 else {}
+    return {
+        **alone,
+        "servers": servers,
+        "measured": {"traffic": str(path), "undetermined": list(UNDETERMINED)},
+    }
 
 
 def _tell(data: dict[str, Any], out: Path) -> None:

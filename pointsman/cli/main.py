@@ -26,6 +26,7 @@ from pointsman.cli import (
     evaluate,
     explain,
     lists,
+    profile,
     report,
     serve,
     simulate,
@@ -61,6 +62,7 @@ app.command()(capacity.capacity)
 app.command()(serve.serve)
 app.command()(emulate.emulate)
 app.command()(calibrate.calibrate)
+app.command()(profile.profile)
 app.command("demo-serve")(demo.demo_serve)
 app.command()(lists.scenarios)
 app.command()(lists.policies)

@@ -80,14 +80,12 @@ def _budget(joined: Sequence[Joined]) -> int:
     longest = max(one.num_prompt for one in joined)
 
     def misses(budget: int) -> float:
-        return sum(
-            abs(
-                math.ceil(one.num_prompt / max(1, budget - one.num_seqs))
-                - 1
-                - (one.num_tokens_meanwhile - usual)
-            )
-            for one in joined
-        )
+        """By how many pieces this budget is wrong, over all probes."""
+        total = 0.0
+        for one in joined:
+            num_pieces = len(_pieces(one.num_prompt, one.num_seqs, budget))
+            total += abs(num_pieces - 1 - float(one.num_tokens_meanwhile - usual))
+        return total
 
     possible = [budget for budget in BUDGETS if budget <= 2 * longest] or [BUDGETS[0]]
     return min(possible, key=lambda budget: (round(misses(budget)), -budget))
@@ -233,9 +231,11 @@ def nonnegative(table: Floats, values: Floats) -> Floats:
             found = found + step * (trial - found)
             is_free &= found > 1e-14
             if not is_free.any():
-                return found / scale
+                trial = found
+                break
         found = trial
-    return found / scale
+    unscaled: Floats = found / scale
+    return unscaled
 
 
 def description(
