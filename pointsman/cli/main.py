@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from pointsman import __version__
 from pointsman.cli import (
     audit,
+    calibrate,
     capacity,
     compare,
     demo,
@@ -26,6 +27,7 @@ from pointsman.cli import (
     evaluate,
     explain,
     lists,
+    profile,
     report,
     serve,
     simulate,
@@ -71,6 +73,8 @@ app.command("audit-features")(audit.audit_features)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
 app.command()(emulate.emulate)
+app.command()(calibrate.calibrate)
+app.command()(profile.profile)
 app.command("demo-serve")(demo.demo_serve)
 app.command()(lists.scenarios)
 app.command()(lists.policies)

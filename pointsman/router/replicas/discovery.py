@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +38,11 @@ class Source(Protocol):
 
 
 class _BackendFile(Spec):
+    """Beside the backends, what `pointsman calibrate` writes for the simulator."""
+
     backends: list[Backend | str]
+    replica: Mapping[str, Any] = {}
+    measured: Mapping[str, Any] = {}
 
 
 class FileSource:
