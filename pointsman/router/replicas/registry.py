@@ -51,7 +51,7 @@ class Replica:
 
     @property
     def all_numbers(self) -> tuple[int, int, int]:
-        """The same of all processes."""
+        """The same numbers, added up over all processes."""
         outstanding, sent, connections = map(sum, zip(self.numbers, *self.elsewhere.values(), strict=True))
         return outstanding, sent, connections
 
@@ -122,7 +122,7 @@ class Registry:
         return replica
 
     def remove(self, name: str) -> None:
-        """No new requests; gone when the last one is answered."""
+        """Send it nothing more; it goes when its last request is answered."""
         replica = self.find(name)
         replica.is_leaving = True
         self._changed(replica, "leaving")
@@ -187,7 +187,7 @@ class Registry:
     # --- who may get a request ---
 
     def serves(self, model: str) -> bool:
-        """Whether some replica has it, or may have it."""
+        """Whether some replica has the model, or may have it."""
         return any(replica.models is None or model in replica.models for replica in self.by_slot.values())
 
     def has_candidate(self, model: str | None, tried: Collection[int]) -> bool:
@@ -254,7 +254,7 @@ class Registry:
         return any(other is not replica and other.slot not in excluded for other in self.accepting)
 
     def part_with_idle(self) -> None:
-        """Those that leave, and have nothing to do anywhere any more."""
+        """Let go of replicas that are leaving and have nothing to do in any process."""
         for replica in self:
             if replica.is_leaving:
                 self._part(replica)
