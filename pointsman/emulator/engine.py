@@ -26,7 +26,7 @@ class TokenProgress(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """As the server itself would report them: they move when a step ends."""
+    """What the server itself would report: gauges move when a step ends."""
 
     running: int
     waiting: int

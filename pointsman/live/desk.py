@@ -97,7 +97,7 @@ class Desk:
                 look()
 
     def answer(self, number: int, action: int | None) -> None:
-        """None: let the starting policy decide."""
+        """Decide about a question; None: the starting policy shall."""
         self._answers.put((number, action))
 
     # --- the router's thread ---
@@ -108,7 +108,7 @@ class Desk:
 
     @property
     def is_playing(self) -> bool:
-        """Any thread. The last request of a block may be held yet."""
+        """Whether blocks are under way, of which the last request may still be held. For any thread."""
         held = self._held
         is_held = held is not None and held.assignment.tally not in (None, self.learner, self.control)
         return bool(self._blocks) or is_held
@@ -140,7 +140,7 @@ class Desk:
         return action
 
     def _next_assignment(self) -> Assignment:
-        """Of a request that nobody has seen yet."""
+        """Who decides about a request that nobody has seen yet."""
         if self._blocks:
             assignment = self._blocks[0].next_assignment()
             if self._blocks[0].num_left == 0:

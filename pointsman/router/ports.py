@@ -25,7 +25,7 @@ class Listening:
     tls: ssl.SSLContext | None
 
     def url(self, port: int) -> str:
-        """With the port that was free to choose if ours is 0."""
+        """The URL, with the port that was found if ours is 0."""
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://{Address(scheme=scheme, host=self.host, port=port, prefix='').netloc}"
 
@@ -44,7 +44,7 @@ class Ports:
     tls_key: Path | None = None
 
     def check(self) -> tuple[Listening, Listening]:
-        """For clients and for admins. Refuses an admin port that strangers could use."""
+        """Where clients and where admins connect; refuses an admin port that strangers could use."""
         is_local = _is_local(resolve(self.host, "--host"))
         is_admin_local = _is_local(resolve(self.admin_host, "--admin-host"))
         keys, admin_keys = read_keys(self.api_keys, CLIENT), read_keys(self.admin_keys, ADMIN)

@@ -91,7 +91,7 @@ class Router:
 
     @property
     def metrics(self) -> Metrics:
-        """With all that has happened."""
+        """The counters, up to this moment."""
         self.proxy.count()
         return self._metrics
 

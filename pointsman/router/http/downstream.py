@@ -6,6 +6,20 @@ twice. Requests that arrive while another is being answered wait, and with them 
 The end of a client's stream may mean "I said all I have to say" or "I am gone": TCP does not tell. After it,
 an interim `100 Continue`, which every HTTP/1.1 client has to ignore, is sent a few times. A client that is
 gone answers with a reset, and its request is cancelled.
+
+A connection has three states at once. What is being read:
+
+    BETWEEN ──► IN_HEAD ──► IN_BODY ──► BETWEEN ──► …      and from any of them
+       the parser's begin, end of head, end of message     ──► STOPPED: refused, closing, or the client's end
+
+How the answer to the current request is written:
+
+    NOT_BEGUN ──begin──► AS_IT_IS | CHUNKED | BODILESS ──end──► NOT_BEGUN
+
+And what has been said to end the connection:
+
+    OPEN ──the client has ended its side──► HALF_CLOSED ──our last answer──► LOST
+    OPEN ──our last answer──► LINGERING (a client that still sends is heard out) ──► LOST
 """
 
 from __future__ import annotations
@@ -46,9 +60,13 @@ _NUM_PROBES = 3
 _LINGER_S = 1.0
 _CONTINUE_EXPECTED = b"100-continue"
 
+BETWEEN, IN_HEAD, IN_BODY, STOPPED = range(4)  # reading
+NOT_BEGUN, AS_IT_IS, CHUNKED, BODILESS = range(4)  # writing
+OPEN, HALF_CLOSED, LINGERING, LOST = range(4)  # ending
+
 
 class _RefusedError(Exception):
-    """Stops the parser; the refusal is in the connection."""
+    """Stops the parser; the connection knows why."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -59,7 +77,9 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._inbox: Inbox
         self._parser = httptools.HttpRequestParser(self)
-        self._is_parsing = True
+        self._reading = BETWEEN
+        self._writing = NOT_BEGUN
+        self._ending = OPEN
         # Of the last request that came whole. Another like it is not screened again: keys do not change.
         self._known: Known[RequestHead] | None = None
         self._refusal: Answer | None = None
@@ -70,26 +90,18 @@ class ClientConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._incoming: HttpRequest | None = None
-        self._is_in_head = False
         self._owes_continue = False
         # those received, and the one being answered
         self._ready: deque[HttpRequest] = deque()
         self._current: HttpRequest | None = None
         self._job: Job | None = None
         self._is_advancing = False
-        self._is_head_sent = False
-        self._is_chunked = False
-        self._is_bodiless = False
         self._unsent: list[bytes] = []
         # the connection
         self._since = monotonic()
-        self._is_receiving = False
         self._is_reading_paused = False
         self._is_writing_paused = False
-        self._is_half_closed = False
         self._num_probes = 0
-        self._is_lingering = False
-        self._is_lost = False
 
     # --- what asyncio says ---
 
@@ -106,25 +118,25 @@ class ClientConnection(asyncio.Protocol):
         inbox.arrived.append((self, data))
 
     def read(self, data: bytes) -> None:
-        if not self._is_parsing:
+        if self._reading == STOPPED:
             return
-        is_between = self._current is None and not self._is_receiving
+        is_between = self._current is None and self._reading == BETWEEN
         if is_between and self._known is not None:
             body = self._known.body(data)
             if body is not None and len(body) <= self._max_body_bytes:
                 self._start(HttpRequest(self._known.head, body))
                 return
-        was_in_head = self._is_in_head
+        was_in_head = self._reading == IN_HEAD
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._stop(self._refusal or malformed(error))
         else:
-            if self._is_in_head:
+            if self._reading == IN_HEAD:
                 self._header_bytes += len(data) if was_in_head else 0
                 if self._header_bytes > self._limits.max_header_bytes:
                     self._stop(HEAD_TOO_LARGE)
-            elif is_between and len(self._ready) == 1 and not self._is_receiving:
+            elif is_between and len(self._ready) == 1 and self._reading != IN_BODY:
                 head = self._ready[0].head
                 if head.keep_alive and not head.is_http_10 and b"expect" not in head.special:
                     self._known = known_head(data, head)
@@ -133,8 +145,8 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._inbox.empty()
-        self._is_parsing = False
-        self._is_half_closed = True
+        self._reading = STOPPED
+        self._ending = HALF_CLOSED
         if self._current is None and not self._ready:
             return False
         if not self._transport.can_write_eof():  # with TLS the end of one direction is the end of both
@@ -155,8 +167,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._inbox.empty()
-        self._is_lost = True
-        self._is_parsing = False
+        self._ending = LOST
+        self._reading = STOPPED
         self._ready.clear()
         job, self._job, self._current = self._job, None, None
         if job is not None:
@@ -166,13 +178,14 @@ class ClientConnection(asyncio.Protocol):
     # --- what the parser says ---
 
     def on_message_begin(self) -> None:
+        if self._reading == STOPPED:
+            raise _RefusedError
         self._target = b""
         self._headers = []
         self._header_bytes = 0
         self._body = []
         self._body_bytes = 0
-        self._is_in_head = True
-        self._is_receiving = True
+        self._reading = IN_HEAD
         self._since = monotonic()
 
     def on_url(self, part: bytes) -> None:
@@ -181,7 +194,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(refusal(414, "the request target is too long", closes=True))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:
+        if self._reading == IN_HEAD:
             self._headers.append((name.lower(), value))
         else:  # a trailer, which nobody needs
             self._header_bytes += len(name) + len(value)
@@ -189,7 +202,7 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(HEAD_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._reading = IN_BODY
         parser = self._parser
         version = parser.get_http_version()
         head = RequestHead(
@@ -224,25 +237,23 @@ class ClientConnection(asyncio.Protocol):
             return
         self._incoming = None
         self._owes_continue = False
-        self._is_receiving = False
+        self._reading = BETWEEN if request.keep_alive else STOPPED
         request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
         self._ready.append(request)
-        if not request.keep_alive:
-            self._is_parsing = False
 
     # --- what the service says ---
 
     @property
     def address(self) -> str:
-        """Of the client."""
+        """The address of the client."""
         peer = self._transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
 
     @property
     def is_head_sent(self) -> bool:
         """Whether the client has seen anything of the answer to its current request."""
-        return self._is_head_sent
+        return self._writing != NOT_BEGUN
 
     def answer(self, answer: Answer) -> None:
         """The whole response to the current request."""
@@ -261,16 +272,16 @@ class ClientConnection(asyncio.Protocol):
         """Status and headers; `length` None: known only at the end."""
         request = self._current
         assert request is not None
-        self._is_head_sent = True
-        self._is_bodiless = request.head.method == b"HEAD" or status in (204, 304)
+        is_bodiless = request.head.method == b"HEAD" or status in (204, 304)
+        self._writing = BODILESS if is_bodiless else AS_IT_IS
         framing = b""
         if length is not None:
             framing = b"" if status == 204 else b"content-length: %d\r\n" % length
-        elif not self._is_bodiless:
+        elif not is_bodiless:
             if request.head.is_http_10:
                 request.keep_alive = False
             else:
-                self._is_chunked = True
+                self._writing = CHUNKED
                 framing = b"transfer-encoding: chunked\r\n"
         if self._service.is_draining:
             request.keep_alive = False
@@ -294,16 +305,16 @@ class ClientConnection(asyncio.Protocol):
             self.end()
 
     def write(self, data: bytes) -> None:
-        if self._is_bodiless or not data:
+        if self._writing == BODILESS or not data:
             return
-        if self._is_chunked:
+        if self._writing == CHUNKED:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         self._unsent.append(data)
 
     @property
     def write_raw(self) -> Callable[[bytes], None] | None:
         """`write` and `flush` of whole chunks; None if the body has to go without them."""
-        return self._transport.write if self._is_chunked and not self._is_bodiless else None
+        return self._transport.write if self._writing == CHUNKED else None
 
     def flush(self) -> None:
         """Send what was written: one system call, one packet, for all that came at the same time."""
@@ -315,16 +326,16 @@ class ClientConnection(asyncio.Protocol):
         """The response is complete: on to the next request."""
         request = self._current
         assert request is not None
-        if self._is_chunked:
+        if self._writing == CHUNKED:
             self._unsent.append(LAST_CHUNK)
         self.flush()
-        self._is_head_sent = self._is_chunked = False
+        self._writing = NOT_BEGUN
         self._ended(request)
 
     def _ended(self, request: HttpRequest) -> None:
         self._job = self._current = None
         self._since = monotonic()
-        if not request.keep_alive or (self._is_half_closed and not self._ready):
+        if not request.keep_alive or (self._ending == HALF_CLOSED and not self._ready):
             self._finish()
         elif self._ready or self._owes_continue or self._is_reading_paused:
             self._advance()
@@ -332,7 +343,7 @@ class ClientConnection(asyncio.Protocol):
     def abort(self) -> None:
         """The response cannot be completed; a closed connection is the only way to say so."""
         self._job = self._current = None
-        self._is_parsing = False
+        self._reading = STOPPED
         self._transport.abort()
 
     def disconnect(self) -> None:
@@ -341,26 +352,26 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Between two requests a connection can be closed without harm."""
-        if self._current is None and not self._ready and not self._is_receiving:
+        if self._current is None and not self._ready and self._reading not in (IN_HEAD, IN_BODY):
             self._transport.close()
 
     def close(self) -> None:
-        """Once what was written has left."""
+        """Close the connection once what was written has left."""
         self._transport.close()
 
     def check(self, now: float) -> None:
         """Called a few times a second: everything that takes too long."""
         age_s = now - self._since
         limits = self._limits
-        if self._is_lingering:
+        if self._ending == LINGERING:
             if age_s > _LINGER_S:
                 self._transport.abort()
         elif self._current is not None:
             if self._is_writing_paused and age_s > limits.idle_timeout_s:
                 self._transport.abort()
-            elif self._is_half_closed:
+            elif self._ending == HALF_CLOSED:
                 self._probe()
-        elif self._is_receiving:
+        elif self._reading in (IN_HEAD, IN_BODY):
             if age_s > limits.request_timeout_s:
                 self._stop(refusal(408, "the request took too long to arrive", closes=True))
                 self._advance()
@@ -375,13 +386,13 @@ class ClientConnection(asyncio.Protocol):
             return
         self._is_advancing = True
         try:
-            while self._current is None and self._ready and not self._is_lost:
+            while self._current is None and self._ready and self._ending != LOST:
                 self._start(self._ready.popleft())
         finally:
             self._is_advancing = False
         self._continue()
         should_pause = self._current is not None and bool(self._ready)
-        if should_pause != self._is_reading_paused and not self._is_lost:
+        if should_pause != self._is_reading_paused and self._ending != LOST:
             self._is_reading_paused = should_pause
             if should_pause:
                 self._transport.pause_reading()
@@ -404,15 +415,16 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(CONTINUE)
 
     def _refuse(self, answer: Answer) -> None:
-        """From within the parser."""
+        """Stop the parser, which is calling us, and remember why."""
         self._refusal = answer._replace(closes=True)
         raise _RefusedError
 
     def _stop(self, answer: Answer) -> None:
         """Read no more requests; answer this one in its turn."""
-        if not self._is_parsing:  # what follows a request with `Connection: close` is of no interest
+        if self._reading == STOPPED:  # what follows a request with `Connection: close` is of no interest
             return
-        self._is_parsing = self._is_receiving = self._owes_continue = self._is_in_head = False
+        self._reading = STOPPED
+        self._owes_continue = False
         request = self._incoming or HttpRequest(RequestHead(b"GET", b"*", [], False, False), keep_alive=False)
         self._incoming = None
         request.keep_alive = False
@@ -421,17 +433,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _finish(self) -> None:
         """Close; but a client that is still sending would lose the answer to a reset, so hear it out."""
-        self._is_parsing = False
+        self._reading = STOPPED
         self._ready.clear()
-        if self._is_half_closed or not self._transport.can_write_eof():
+        if self._ending == HALF_CLOSED or not self._transport.can_write_eof():
             self._transport.close()
         else:
-            self._is_lingering = True
+            self._ending = LINGERING
             self._transport.write_eof()
 
     def _probe(self) -> None:
         request = self._current
-        may_probe = request is not None and not request.head.is_http_10 and not self._is_head_sent
+        may_probe = request is not None and not request.head.is_http_10 and not self.is_head_sent
         if may_probe and self._num_probes < _NUM_PROBES:
             self._num_probes += 1
             self._transport.write(CONTINUE)

@@ -15,7 +15,7 @@ class Fetched(NamedTuple):
 
 
 class FetchError(Exception):
-    """No complete answer."""
+    """There was no complete answer."""
 
 
 class _Fetch(Receiver):

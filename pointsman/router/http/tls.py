@@ -18,7 +18,10 @@ _GOODBYE_S = 1.0  # for a client to say that it, too, has no more to say
 
 
 def client_side_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """For those who connect to us; None: without TLS. `key` None: it is in the file of the certificate."""
+    """What the router shows to those who connect to it; None: it speaks plain HTTP.
+
+    `key` None: the key is in the file of the certificate.
+    """
     if cert is None:
         if key is not None:
             raise InputError(KEY, str(key), "given without a certificate", f"add {CERT} FILE")
@@ -51,7 +54,7 @@ def tls_options(tls: ssl.SSLContext | None, limits: Limits) -> dict[str, Any]:
 
 @cache
 def server_side_tls(ca: Path | None) -> ssl.SSLContext:
-    """For connections to servers. `ca` None: whom the system trusts, or $SSL_CERT_FILE."""
+    """Whom the router trusts among servers. `ca` None: whom the system trusts, or $SSL_CERT_FILE."""
     if ca is not None:
         _check_readable("CA file", ca)
     try:

@@ -1,4 +1,13 @@
-"""Connections to one replica: kept alive, reused, one request at a time on each."""
+"""Connections to one replica: kept alive, reused, one request at a time on each.
+
+How far the response to a request has come:
+
+    SILENT ──first byte──► IN_HEAD ──end of head──► IN_BODY ──end of message──► COMPLETE
+      ▲                                                                            │
+      └──────────────── the connection is back in its pool ◄──────────────────────┘
+
+A message whose head is known (heads.py) goes from SILENT back to the pool at once.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +28,7 @@ from pointsman.router.http.sockets import no_delay
 from pointsman.router.http.tls import server_side_tls
 
 _TIMED_OUT = "timed out"
+SILENT, IN_HEAD, IN_BODY, COMPLETE = range(4)
 # How one whole chunk begins, by its length with everything.
 _CHUNK_STARTS = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 1 << 13)}
 
@@ -48,12 +58,15 @@ class Receiver(Protocol):
         self.on_complete()
 
     def on_read(self) -> None:
-        """That was all for now."""
+        """All that has come so far has been handed on."""
 
     def on_complete(self) -> None: ...
 
     def on_failure(self, reason: str, *, is_stale: bool) -> None:
-        """No complete response. `is_stale`: an idle connection was closed by the server as we reused it."""
+        """There will be no complete response.
+
+        `is_stale`: the server closed an idle connection just as we used it again.
+        """
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -80,12 +93,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._keeps_alive = False
         self._chunks: list[bytes] = []
         self._length: int | None = None
-        self._is_until_close = False
-        self._has_answered = False
-        self._is_between_chunks = False
+        self._progress = SILENT
         self._is_head_told = False
-        self._is_head_complete = False
-        self._is_complete = False
+        self._is_between_chunks = False
+        self._is_until_close = False
         self._is_excessive = False
 
     # --- what asyncio says ---
@@ -114,25 +125,25 @@ class UpstreamConnection(asyncio.Protocol):
             if start is not None and data[: len(start)] == start and data[-2:] == b"\r\n":
                 receiver.on_chunk(data, data[len(start) : -2])
                 return
-        is_first = not self._has_answered
+        is_first = self._progress == SILENT
         if is_first:
             known = self._pool.known
             if known is not None and not self._is_for_head and (body := known.body(data)) is not None:
                 self._release()
                 receiver.on_whole(known.head, body)
                 return
-        self._has_answered = True
+            self._progress = IN_HEAD
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if not self._is_complete:
+            if self._progress != COMPLETE:
                 self._fail(f"malformed response: {error}")
                 return
             self._is_excessive = True
         self._is_between_chunks = self._is_between_chunks and data.endswith(b"\r\n")
-        if is_first and self._is_complete:
+        if is_first and self._progress == COMPLETE:
             self._remember(data)
-        if self._is_head_complete and not self._is_head_told:
+        if self._progress >= IN_BODY and not self._is_head_told:
             self._is_head_told = True
             receiver.on_head(self._status, self._reason, self._headers, self._length)
             receiver = self._receiver
@@ -140,7 +151,7 @@ class UpstreamConnection(asyncio.Protocol):
             chunks, self._chunks = self._chunks, []
             receiver.on_body(chunks[0] if len(chunks) == 1 else b"".join(chunks))
         if receiver is not None and self._receiver is receiver:
-            if self._is_complete:
+            if self._progress == COMPLETE:
                 self._release()
                 receiver.on_complete()
             else:
@@ -158,9 +169,9 @@ class UpstreamConnection(asyncio.Protocol):
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return
-        if self._is_until_close and self._is_head_complete and error is None:
+        if self._is_until_close and self._progress >= IN_BODY and error is None:
             receiver.on_complete()
-        elif self._has_answered:
+        elif self._progress != SILENT:
             receiver.on_failure("response cut short", is_stale=False)
         else:
             receiver.on_failure("connection lost before an answer", is_stale=self.is_reused)
@@ -168,23 +179,23 @@ class UpstreamConnection(asyncio.Protocol):
     # --- what the parser says ---
 
     def on_message_begin(self) -> None:
-        if self._is_complete:
+        if self._progress == COMPLETE:
             self._is_excessive = True
 
     def on_status(self, part: bytes) -> None:
         self._reason += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_head_complete:  # else it is a trailer
+        if self._progress == IN_HEAD:  # else it is a trailer
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self._is_complete:
+        if self._progress == COMPLETE:
             return
         self._status = self._parser.get_status_code()
         if self._status < 200:
             return
-        self._is_head_complete = True
+        self._progress = IN_BODY
         self._keeps_alive = self._parser.should_keep_alive()  # later it has forgotten
         length, is_chunked = None, False
         for name, value in self._headers:
@@ -199,10 +210,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._length = None if is_chunked else length
         self._is_until_close = length is None and not is_chunked and not is_bodiless
         if self._is_for_head:  # the parser waits for a body that will not come: it cannot be used again
-            self._is_complete = self._is_excessive = True
+            self._progress = COMPLETE
+            self._is_excessive = True
 
     def on_body(self, part: bytes) -> None:
-        if not self._is_complete:
+        if self._progress != COMPLETE:
             self._chunks.append(part)
 
     def on_chunk_header(self) -> None:
@@ -215,7 +227,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._status < 200:  # an interim response; the real one follows
             self._reason, self._headers = b"", []
         else:
-            self._is_complete = True
+            self._progress = COMPLETE
 
     # --- what the receiver says ---
 
@@ -267,7 +279,9 @@ class UpstreamConnection(asyncio.Protocol):
     def _release(self) -> None:
         """The response is complete: back to the pool, if the connection can be used again."""
         self._receiver = None
-        has_parsed = self._has_answered  # else the head was known, of a server that keeps connections open
+        has_parsed = (
+            self._progress != SILENT
+        )  # else the head was known, of a server that keeps connections open
         is_wanted = not has_parsed or (self._keeps_alive and not self._is_excessive)
         # A paused one would not notice that the server closes it.
         if is_wanted and not self._is_last and self._transport.is_reading():

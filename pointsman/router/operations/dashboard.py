@@ -128,7 +128,7 @@ def _percentiles(buckets: Counter[int]) -> dict[str, Any]:
 
 
 def _sent(lately: Reading) -> Counter[str]:
-    """By replica; what was held is counted there, too, and nobody is called that."""
+    """Requests sent, by replica; the count of holds among the decisions is left out."""
     sent: Counter[str] = Counter()
     for (_, replica), count in lately["decisions"].items():
         sent[replica] += count

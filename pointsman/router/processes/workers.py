@@ -74,7 +74,7 @@ class Seat:
 
 
 def own_seat() -> Seat | None:
-    """None: this process is nobody's worker."""
+    """The seat of this process; None if it is nobody's worker."""
     if _SEAT not in os.environ:
         return None
     about = json.loads(os.environ[_SEAT])

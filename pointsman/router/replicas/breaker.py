@@ -26,7 +26,7 @@ class Breaker:
             self._open(now)
 
     def succeeded(self) -> bool:
-        """Whether that closed it. Successes that were under way when it opened do not."""
+        """-> whether that closed it. A request that was under way when it opened does not."""
         self._num_failures = 0
         self.is_calm = self.state != OPEN
         if self.state != HALF_OPEN:

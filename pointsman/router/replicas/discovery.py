@@ -30,7 +30,7 @@ _TIMEOUT_S = 5.0
 
 
 class SourceError(Exception):
-    """For now, nothing can be said about what replicas there are."""
+    """The source does not say, for now, what replicas there are."""
 
 
 class Source(Protocol):
@@ -75,7 +75,10 @@ class FileSource:
 
 
 class DnsSource:
-    """All addresses of a name, as a headless service of Kubernetes has them. Certificates bear the name."""
+    """Every address of a name is a replica, as with a headless service of Kubernetes.
+
+    Their certificates bear the name.
+    """
 
     def __init__(self, url: str) -> None:
         self._address = parse_url(url, "--dns")

@@ -36,7 +36,7 @@ class HealthWatch:
         registry.on_change.append(self._follow)
 
     async def check_all(self) -> None:
-        """Once, before the first request is let in: a replica that is down should not get it."""
+        """Check every replica before the first request is let in: one that is down should not get it."""
         replicas = list(self._registry)
         checks = (self._check(replica, is_first=True) for replica in replicas)
         lists = (self._read_models(replica) for replica in replicas)

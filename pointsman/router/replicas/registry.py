@@ -51,7 +51,7 @@ class Replica:
 
     @property
     def all_numbers(self) -> tuple[int, int, int]:
-        """The same of all processes."""
+        """The same numbers, added up over all processes."""
         outstanding, sent, connections = map(sum, zip(self.numbers, *self.elsewhere.values(), strict=True))
         return outstanding, sent, connections
 
@@ -87,8 +87,6 @@ class Registry:
         self.accepting: list[Replica] = []
         self._returning: list[Replica] = []
         self.probing: list[Replica] = []
-        # By model, what `excluded` says of a first attempt while nobody returns or is tried out.
-        self.usually_excluded: dict[str | None, Collection[int]] = {}
         self._without: dict[str | None, frozenset[int]] = {}  # by model, what `without` has found
         self.on_change: list[Callable[[Replica, str], None]] = []
         self.random = random.Random()
@@ -122,7 +120,7 @@ class Registry:
         return replica
 
     def remove(self, name: str) -> None:
-        """No new requests; gone when the last one is answered."""
+        """Send it nothing more; it goes when its last request is answered."""
         replica = self.find(name)
         replica.is_leaving = True
         self._changed(replica, "leaving")
@@ -169,7 +167,7 @@ class Registry:
     def set_models(self, replica: Replica, models: dict[str, Any]) -> None:
         if models != replica.models:
             replica.models = models
-            self._forget_exclusions()
+            self._without.clear()
 
     def tick(self, now: float) -> None:
         for replica in self:
@@ -187,7 +185,7 @@ class Registry:
     # --- who may get a request ---
 
     def serves(self, model: str) -> bool:
-        """Whether some replica has it, or may have it."""
+        """Whether some replica has the model, or may have it."""
         return any(replica.models is None or model in replica.models for replica in self.by_slot.values())
 
     def has_candidate(self, model: str | None, tried: Collection[int]) -> bool:
@@ -208,7 +206,6 @@ class Registry:
         """Slots that may not get this request."""
         excluded = self.without(model)
         if not tried and not self._returning and not self.probing:
-            self.usually_excluded[model] = excluded
             return excluded
         slots = {*excluded, *tried, *(r.slot for r in self.probing if r.num_outstanding > 0)}
         slow_start_s = self._settings.reliability.slow_start_s
@@ -223,7 +220,7 @@ class Registry:
         found = self._without.get(model)
         if found is None:
             if len(self._without) > _MAX_MODELS:  # clients may ask for any name
-                self._forget_exclusions()
+                self._without.clear()
             found = self._without[model] = frozenset(
                 slot
                 for slot, replica in self.by_slot.items()
@@ -238,10 +235,6 @@ class Registry:
         without = self.without(model) | self.without(other)
         return any(slot not in without for slot in self.by_slot)
 
-    def _forget_exclusions(self) -> None:
-        self.usually_excluded.clear()
-        self._without.clear()
-
     def least_outstanding(self, excluded: Collection[int]) -> Replica | None:
         """Ties are broken at random: the first of equals would get everything at low load."""
         candidates = [replica for replica in self.accepting if replica.slot not in excluded]
@@ -254,7 +247,7 @@ class Registry:
         return any(other is not replica and other.slot not in excluded for other in self.accepting)
 
     def part_with_idle(self) -> None:
-        """Those that leave, and have nothing to do anywhere any more."""
+        """Let go of replicas that are leaving and have nothing to do in any process."""
         for replica in self:
             if replica.is_leaving:
                 self._part(replica)
@@ -271,7 +264,7 @@ class Registry:
         if is_present and is_accepting != replica.is_accepting:
             self._books.set_accepting(replica.slot, is_accepting)
         replica.is_accepting = is_accepting
-        self._forget_exclusions()
+        self._without.clear()
         self.accepting = [r for r in self.by_slot.values() if r.is_accepting]
         self.probing = [r for r in self.accepting if r.breaker.state == HALF_OPEN]
         self._returning = [r for r in self.by_slot.values() if r.returned_at is not None]

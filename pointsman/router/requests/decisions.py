@@ -97,7 +97,10 @@ class DecisionMaker:
     def decide(
         self, request: Placed, queue_size: int, excluded: Collection[int], must_send: bool
     ) -> Replica | None:
-        """None: hold it. At least one replica must be neither excluded nor out of service."""
+        """The replica that gets the request; None: it is held.
+
+        At least one replica must be neither excluded nor out of service.
+        """
         started = monotonic()
         by = self.policy
         if started < self._suspended_until:

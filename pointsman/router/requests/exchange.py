@@ -45,7 +45,7 @@ _WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 class Exchange:
     """A job of a client connection, a receiver of an upstream connection, and what the dispatcher places."""
 
-    # So it is at first; a request that all goes well with changes few of them.
+    # These are defaults of the class: most requests change few of them, and setting all for each takes time.
     tried: Collection[int] = ()
     hold_until = NEVER
     num_retries = 0
@@ -58,7 +58,7 @@ class Exchange:
     hedge: Hedge | None = None
     _was_hedged = False
     _is_paused = False
-    # Of the answer.
+    # The answer.
     first_byte_at: float | None = None
     _status = 0
     _has_head = False

@@ -18,7 +18,7 @@ WON, LOST = "won", "lost"
 
 
 class Hedge(Receiver):
-    """Until the head of a good answer has come; from then on the exchange has this connection for its own."""
+    """Receives the second answer until its head has come; a good one then belongs to the exchange."""
 
     def __init__(self, proxy: Proxy, exchange: Exchange, replica: Replica, ticket: int) -> None:
         self._proxy = proxy

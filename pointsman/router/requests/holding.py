@@ -138,9 +138,7 @@ class Dispatcher:
     def _place(self, request: Waiting, now: float) -> bool:
         """Send or refuse the request; False: the policy holds it."""
         registry = self._registry
-        excluded = registry.usually_excluded.get(request.model) if not request.tried else None
-        if excluded is None:
-            excluded = registry.excluded(request.model, request.tried, now)
+        excluded = registry.excluded(request.model, request.tried, now)
         if not registry.accepting or (excluded and not registry.any_outside(excluded)):
             if request.model is not None and not registry.serves(request.model):
                 request.refuse(

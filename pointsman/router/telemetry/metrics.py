@@ -95,7 +95,7 @@ class Metrics:
         return self.num_clients + sum(one["clients"] for one in self.elsewhere.values())
 
     def take(self) -> dict[str, Any]:
-        """All that was counted, as plain lists for `add` of another process; here counting starts again."""
+        """Hand out all that was counted, as lists for `add` of another process, and count anew from 0."""
         taken: dict[str, Any] = {}
         for name in _COUNTERS:
             counter = getattr(self, name)
