@@ -51,12 +51,12 @@ def test_every_feature_and_every_row_is_written() -> None:
         assert set(np.unique(numbers[-1])) <= {0, 1}
         seen.append(run.table.copy())
         run.action = run.advice()
-    values = np.array(seen[len(seen) // 2 :])
+    values = np.array(seen)
     for row, signal in enumerate(SIGNALS):
         if signal.source == STATIC:
             assert (values[:, row] > 0).all(), signal.name
         else:
-            assert len(np.unique(values[:, row])) > 1, signal.name
+            assert len(np.unique(values[:, row])) > 1, signal.name  # it moved
 
 
 def test_the_age_of_the_gauges_is_that_of_the_oldest_anybody_may_use() -> None:

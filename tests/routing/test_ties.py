@@ -43,5 +43,4 @@ def test_both_choose_the_same_and_each_replica_as_often(kind: str) -> None:
     simulated, live = choices(kind)
     assert simulated == live
     shares = np.bincount(simulated, minlength=NUM_REPLICAS + 1)[1:] / NUM_TRIES
-    assert shares.sum() == 1.0
     assert np.all(np.abs(shares - 1 / NUM_REPLICAS) < 0.09)
