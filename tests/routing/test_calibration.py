@@ -35,9 +35,7 @@ def test_too_little_says_nothing_and_nothing_is_faster_than_the_lowest() -> None
         estimator.saw_step(1, 1e-5)
         estimator.saw_first_token(1000, 1e-4, 1e-5)
         estimator.saw_gauges(1, 1.0)
-    assert estimator.figures() == {name: LOWEST[name] for name in FIGURES} | {
-        "decode_s_per_token": pytest.approx(LOWEST["decode_s_per_token"], rel=10)
-    }
+    assert estimator.figures() == {name: LOWEST[name] for name in FIGURES}
 
 
 def test_what_was_seen_long_ago_is_forgotten() -> None:
@@ -73,8 +71,8 @@ def test_a_router_finds_out_how_fast_its_replicas_are() -> None:
     for k, plan in enumerate(recording.plans):
         found = books.replica_signals(k)
         # Steps with a part of a prompt in them are among those seen: a router cannot tell.
-        assert found["step_floor_s"] == pytest.approx(plan.step_floor_s, rel=0.35), k
-        assert found["kv_capacity_tokens"] == pytest.approx(plan.kv_capacity_tokens, rel=0.25), k
-        assert found["prefill_s_per_token"] == pytest.approx(plan.prefill_s_per_token, rel=1.0), k
+        assert found["step_floor_s"] == pytest.approx(plan.step_floor_s, rel=0.1), k
+        assert found["kv_capacity_tokens"] == pytest.approx(plan.kv_capacity_tokens, rel=0.1), k
+        assert found["prefill_s_per_token"] == pytest.approx(plan.prefill_s_per_token, rel=0.35), k
     slow, fast = books.replica_signals(1)["weight"], books.replica_signals(0)["weight"]
     assert fast / slow == pytest.approx(2.5, rel=0.3)
