@@ -51,7 +51,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What is known of a run beside its curves; empty where it is not ours."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class RunLog:
     source: str
     kind: str  # who wrote it
     columns: Mapping[str, Array]
-    facts: Facts = Facts()
+    facts: RunFacts = RunFacts()
     notes: tuple[str, ...] = ()  # what the reader had to say
     names: Mapping[str, str] = field(default_factory=dict)  # ours -> the log's, where they differ
     broken_at: Mapping[str, int] = field(default_factory=dict)  # columns -> row of the first written NaN

@@ -42,7 +42,7 @@ Advance = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class Decisions:
+class RecordedDecisions:
     """D recorded decisions. R is the room for replicas; A = R + 1 actions."""
 
     entities: Floats  # [D, R, F]
@@ -54,9 +54,9 @@ class Decisions:
     def __len__(self) -> int:
         return len(self.context)
 
-    def rows(self, index: Any) -> Decisions:
+    def rows(self, index: Any) -> RecordedDecisions:
         arrays = (self.entities, self.context, self.num_entities, self.legal, self.state)
-        return Decisions(*(array[index] for array in arrays))
+        return RecordedDecisions(*(array[index] for array in arrays))
 
 
 class Network:
@@ -66,7 +66,7 @@ class Network:
         self._tables = NetworkTables(checkpoint)
         self.width = int(self._tables.rows[0].width)
 
-    def logits(self, decisions: Decisions) -> tuple[Floats, Floats]:
+    def logits(self, decisions: RecordedDecisions) -> tuple[Floats, Floats]:
         """[D, A], those of missing replicas 0; and the states after each decision [D, W]."""
         rows = self._tables.rows
         room = decisions.entities.shape[1]
@@ -79,7 +79,7 @@ class Network:
             )
         return logits, state
 
-    def probabilities(self, decisions: Decisions) -> Array:
+    def probabilities(self, decisions: RecordedDecisions) -> Array:
         """[D, A] of the legal actions; 0 of the others."""
         logits = np.where(decisions.legal, self.logits(decisions)[0].astype(np.float64), -np.inf)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -93,7 +93,7 @@ def record(
     num_decisions: int = NUM_DECISIONS,
     seed: int = 0,
     where: str = "policy",
-) -> Decisions:
+) -> RecordedDecisions:
     """Decisions of the policy itself, arg-max, spread evenly over the scenarios."""
     num_envs = max(NUM_ENVS, len(scenarios))
     num_steps = -(-num_decisions // num_envs)
@@ -114,7 +114,7 @@ def record(
 
 def record_in(
     env: EntityEnv, checkpoint: Checkpoint, num_decisions: int, seed: int = 0, where: str = "policy"
-) -> Decisions:
+) -> RecordedDecisions:
     """The same in environments of any problem."""
     checkpoint.require_space(env.space, where)
     network = Network(checkpoint)
@@ -124,7 +124,7 @@ def record_in(
     kept = []
     for _ in range(num_steps):
         num_entities = seen.entity_mask.sum(axis=1)
-        now = Decisions(
+        now = RecordedDecisions(
             seen.entities.copy(), seen.context.copy(), num_entities, seen.action_mask.copy(), state
         )
         kept.append(now)
@@ -133,7 +133,7 @@ def record_in(
         state[step.terminated | step.truncated] = 0.0
         seen = step.observation
     room = max(int(one.num_entities.max()) for one in kept)
-    return Decisions(
+    return RecordedDecisions(
         np.concatenate([one.entities[:, :room] for one in kept]),
         np.concatenate([one.context for one in kept]),
         np.concatenate([one.num_entities for one in kept]),
@@ -191,7 +191,7 @@ class Importance(NamedTuple):
 
 def importances(
     network: Network,
-    decisions: Decisions,
+    decisions: RecordedDecisions,
     parts: Mapping[str, Columns],
     seed: int = 0,
     advance: Advance | None = None,
@@ -228,7 +228,7 @@ def permutation(num_entities: NDArray[np.int64], rng: np.random.Generator) -> ND
     return order
 
 
-def permuted(decisions: Decisions, columns: Columns, order: NDArray[np.int64]) -> Decisions:
+def permuted(decisions: RecordedDecisions, columns: Columns, order: NDArray[np.int64]) -> RecordedDecisions:
     entities, context = decisions.entities.copy(), decisions.context.copy()
     for column in columns.entities:
         entities[:, :, column] = decisions.entities[order, :, column]
@@ -248,7 +248,7 @@ class Dependence(NamedTuple):
 
 def dependence(
     network: Network,
-    decisions: Decisions,
+    decisions: RecordedDecisions,
     space: EntitySpace,
     name: str,
     seed: int = 0,

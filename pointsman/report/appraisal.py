@@ -1,7 +1,7 @@
 """What a problem says of a policy: the verdict, what to show, and the numbers.
 
 An `Appraise` compares a run's policy with others on seeds that nothing was trained or selected on. Problems
-name theirs in training/problems.py. For one without, the run's own evaluations have to do.
+name theirs in evaluation/problem.py. For one without, the run's own evaluations have to do.
 """
 
 from __future__ import annotations

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from pointsman.errors import InputError
-from pointsman.simulator.cost import CostTables, cost_tables
+from pointsman.simulator.cost import AutoCost, CostTables, cost_tables
 from pointsman.simulator.hardware import Catalogue, Deployment, kv_capacity_blocks, load_catalogue, vidur_plan
+from pointsman.simulator.measured import find_measured
 from pointsman.simulator.profile import ProfileCost
 from pointsman.simulator.spec import AnyScheduler, ClusterSpec, ReplicaGroup, VllmV1Scheduler
+from pointsman.spec import parse_spec, read_yaml
 from pointsman.workload import Workload
 
 # The steps a router's calibration would time: a prompt chunk, and decoding with a full and an empty batch.
@@ -118,6 +120,8 @@ def plan_replicas(spec: ClusterSpec, base_dir: Path | None = None) -> list[Repli
 def _plan_group(
     spec: ClusterSpec, group: ReplicaGroup, catalogue: Catalogue, base_dir: Path | None
 ) -> ReplicaPlan:
+    if group.description is not None:
+        group = _described(group, (base_dir or Path()) / group.description)
     scheduler = group.scheduler or spec.scheduler
     deployment = Deployment(
         device=catalogue.device(group.device or spec.device),
@@ -130,6 +134,9 @@ def _plan_group(
     if isinstance(cost, ProfileCost) and base_dir is not None:
         cost = cost.under(base_dir)
     costs = cost_tables(cost, deployment)
+    measured = find_measured(deployment) if isinstance(cost, AutoCost) else None
+    if measured is not None and isinstance(scheduler, VllmV1Scheduler):
+        scheduler = scheduler.model_copy(update=measured.missing_times(scheduler))
     num_blocks, max_seqs = _memory(scheduler, deployment, spec.memory_utilization)
     num_blocks = max(1, int(num_blocks * (group.kv_memory_share or spec.kv_memory_share)))
     plan = ReplicaPlan(
@@ -143,6 +150,17 @@ def _plan_group(
     )
     _check_plan(plan)
     return plan
+
+
+def _described(group: ReplicaGroup, path: Path) -> ReplicaGroup:
+    """The group with what the file says, where the group itself says nothing."""
+    found = read_yaml(path, "replica").get("replica")
+    if not isinstance(found, dict):
+        remedy = "give a file written by `pointsman calibrate --out`"
+        raise InputError("cluster.replicas.description", str(path), "has no section `replica`", remedy)
+    described = parse_spec(ReplicaGroup, found, f"{path}: replica")
+    given = {name: getattr(group, name) for name in group.model_fields_set}
+    return described.model_copy(update=given)
 
 
 def _memory(scheduler: AnyScheduler, deployment: Deployment, memory_utilization: float) -> tuple[int, int]:

@@ -133,7 +133,9 @@ class PolicyNetwork(nn.Module):
         self.actor = encoder(num_context, has_attention=spec.kind.startswith("attention"))
         self.memory = _gru(width, generator) if spec.kind == "attention+gru" else None
         self.head = (
-            FlatHead(width, space.num_actions, generator) if spec.kind == "mlp" else Head(width, generator)
+            FlatHead(width, space.num_actions, generator)
+            if spec.kind == "mlp"
+            else PolicyHead(width, generator)
         )
         self.critic = (
             encoder(num_context + num_privileged, has_attention=False) if spec.separate_critic else None
@@ -300,7 +302,7 @@ class Attention(nn.Module):
         return out
 
 
-class Head(nn.Module):
+class PolicyHead(nn.Module):
     """A logit for each entity, and one for doing nothing."""
 
     def __init__(self, width: int, generator: torch.Generator) -> None:
