@@ -209,9 +209,7 @@ def pooled(estimates: Sequence[Estimate]) -> list[Figures]:
             figures[one] = together
     if known:
         usual = figures[known[len(known) // 2]]
-        for index, one in enumerate(estimates):
-            if not one.figures:
-                figures[index] = usual
+        figures = [one if estimate.figures else usual for one, estimate in zip(figures, estimates, strict=True)]
     return figures
 
 
