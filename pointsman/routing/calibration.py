@@ -209,7 +209,7 @@ def pooled(estimates: Sequence[Estimate]) -> list[Figures]:
             figures[one] = together
     if known:
         usual = figures[known[len(known) // 2]]
-        figures = [one if estimate.figures else usual for one, estimate in zip(figures, estimates, strict=True)]
+        figures = [found if one.figures else usual for found, one in zip(figures, estimates, strict=True)]
     return figures
 
 
