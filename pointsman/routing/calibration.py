@@ -209,9 +209,7 @@ def pooled(estimates: Sequence[Estimate]) -> list[Figures]:
             figures[one] = together
     if known:
         usual = figures[known[len(known) // 2]]
-        for index, one in enumerate(estimates):
-            if not one.figures:
-                figures[index] = usual
+        figures = [found if one.figures else usual for found, one in zip(figures, estimates, strict=True)]
     return figures
 
 

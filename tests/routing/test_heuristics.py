@@ -27,15 +27,16 @@ from pointsman.simulator.run import run as run_kernel
 from pointsman.workload import Workload
 
 # Replicas that differ in speed and memory, some too small for the longest requests; one drains, one joins,
-# one slows down, one fails.
+# one slows down, one fails. Without a block that stays free, Vidur's schedulers may fall asleep.
 MIXED: dict[str, Any] = {
     "replicas": [
         {"scheduler": {"kind": "vllm-v1", "num_blocks": 400, "max_num_seqs": 8}},
-        {"scheduler": {"kind": "vllm", "num_blocks": 18}, "slowdown": 2.0},
+        {"scheduler": {"kind": "vllm", "num_blocks": 19, "watermark": 0.06}, "slowdown": 2.0},
         {
             "scheduler": {
                 "kind": "sarathi",
-                "num_blocks": 18,
+                "num_blocks": 19,
+                "watermark": 0.06,
                 "chunk_size": 24,
                 "max_batch_size": 6,
                 "pipeline_stages": 2,

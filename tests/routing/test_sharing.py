@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from pointsman.routing.books import Books
 from pointsman.routing.decider import Decider
 from pointsman.routing.sharing import MAX_REPLICAS, SharedBooks
 
+from . import relaid
 from .asking import decide
 
 
@@ -86,3 +90,20 @@ def test_too_many_servers_for_shared_books_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be shared"):
         books.add("one more")
     assert len(books.slots) == MAX_REPLICAS
+
+
+def test_a_book_that_is_laid_out_anew_while_it_is_read_is_read_again() -> None:
+    """Never is a number taken for another replica's; one that never holds still counts as empty."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", relaid.__file__],
+        env=os.environ | {"NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    whole = tuple(relaid.OUTSTANDING_OF.values())
+    assert done.stdout.splitlines() == [
+        f"{relaid.ALWAYS} (0.0, 0.0)",
+        *(f"{moment} {whole}" for moment in range(relaid.NUM_LOOKS)),
+    ]

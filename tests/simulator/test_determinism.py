@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,20 @@ def is_same_to_the_byte(first: Run, second: Run) -> bool:
     return everything(first) == everything(second)
 
 
-def everything(run: Run) -> list[bytes]:
+def everything(run: Run) -> list[Any]:
     """All that a run is; of addresses, which differ from run to run, only that they are there."""
-    state = np.frombuffer(run.clusters.sims.tobytes(), np.int64).copy()
-    state[np.isin(state, [array.ctypes.data for array in run.clusters.sims._held])] = 0
+    addresses = {array.ctypes.data for array in run.clusters.sims._held}
+    state = [None if number in addresses else number for number in flat(run.sim.item())]
     tables = (run.requests, run.tickets, run.table, run.clusters.tbt_histograms[0])
-    return [state.tobytes(), *(table.tobytes() for table in tables)]
+    return [*state, *(table.tobytes() for table in tables)]
+
+
+def flat(record: tuple[Any, ...]) -> Iterator[Any]:
+    for value in record:
+        if isinstance(value, tuple):
+            yield from flat(value)
+        else:
+            yield value
 
 
 @pytest.mark.parametrize("policy", HEURISTICS)
