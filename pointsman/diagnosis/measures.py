@@ -23,7 +23,7 @@ COLLAPSED = 0.05  # entropy, of that of uniform actions
 
 
 def running_median(y: Array, window: int) -> Array:
-    """Of each value and the ones before it."""
+    """The median of each value and the ones before it."""
     return np.array([np.median(y[max(0, i - window + 1) : i + 1]) for i in range(len(y))])
 
 

@@ -202,7 +202,7 @@ def derive(columns: dict[str, Array], names: dict[str, str], facts: RunFacts) ->
 
 
 def _highest_entropy(entropy: Array, facts: RunFacts) -> float:
-    """That of uniform actions if their number is known, else of the start; 0 for what has no such thing."""
+    """The entropy of uniform actions if their number is known, else that of the start; 0 without either."""
     num_entities = facts.schema.get("num_entities")
     if num_entities:
         return math.log(num_entities + 1)

@@ -1,7 +1,7 @@
 """The router's books, with what they say about costs: of everything so far, and of single requests.
 
 A request costs, for each second, `outstanding` from its arrival to its end, and `waiting` and `age` times its
-age until its first token: the terms of evaluation/objective.py. What it cost while the policy held it is
+age until its first token: the terms of experiments/objective.py. What it cost while the policy held it is
 booked when it is sent, because until then the router's table does not know it.
 """
 

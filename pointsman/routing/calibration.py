@@ -81,7 +81,7 @@ class Estimator:
         self._is_news = True
 
     def saw_first_token(self, num_prompt: int, ttft_s: float, step_s: float) -> None:
-        """Of a request that found nobody waiting."""
+        """Learn from a request that found nobody waiting."""
         if num_prompt >= MIN_PROMPT_TOKENS:
             self._prefills.append(max(0.0, ttft_s - step_s) / num_prompt)
 
@@ -90,7 +90,7 @@ class Estimator:
             self._capacities.append(num_booked_tokens / min(kv_use, 1.0))
 
     def figures(self) -> Figures:
-        """Those of which enough was seen."""
+        """The figures of which enough was seen."""
         return {name: max(LOWEST[name], value) for name, value in self._found().items()}
 
     def forget_if_old(self) -> None:
