@@ -236,7 +236,7 @@ FAULTS = (
     ),
     Fault(
         "reward with the wrong sign",
-        ("training-evaluation-gap",),
+        ("wrong-sign",),
         {},
         rewards(lambda step, actions: {name: -term for name, term in step.terms.items()}),
     ),

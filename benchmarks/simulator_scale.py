@@ -10,7 +10,8 @@ import resource
 import time
 
 from pointsman.config import Config
-from pointsman.experiments.simulate import prepare, run_to_end, simulate
+from pointsman.experiments.running import run_to_end
+from pointsman.experiments.simulate import prepare, simulate
 from pointsman.routing.policy import PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.spec import parse_spec

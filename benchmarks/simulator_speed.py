@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reference_simulator import simulate as simulate_in_python
 
 from pointsman.config import Config
-from pointsman.experiments.simulate import Prepared, run_to_end
+from pointsman.experiments.running import run_to_end
+from pointsman.experiments.simulate import Prepared
 from pointsman.routing.policy import PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas

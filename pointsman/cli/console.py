@@ -1,10 +1,11 @@
 """What goes where: results to stdout, everything said on the way to stderr.
 
-Progress shows on a terminal only. Warnings are one line each, and each is said once.
+Progress shows on a terminal only. Warnings and what was logged are one line each, and each is said once.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -47,9 +48,15 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def warnings_as_lines() -> Iterator[None]:
+def notices_as_lines() -> Iterator[None]:
+    """Warnings, and what the package logs (how a file was understood), go to stderr."""
     said: set[str] = set()
     show_other = warnings.showwarning
+
+    def say_once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
 
     def show(
         message: Warning | str,
@@ -61,14 +68,25 @@ def warnings_as_lines() -> Iterator[None]:
     ) -> None:
         if not issubclass(category, PointsmanWarning):
             show_other(message, category, filename, lineno, file, line)
-        elif str(message) not in said:
-            said.add(str(message))
-            say(f"warning: {message}")
+        else:
+            say_once(f"warning: {message}")
 
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say_once(record.getMessage())
+
+    log, handler = logging.getLogger("pointsman"), Handler()
+    level_before = log.level
     with warnings.catch_warnings():
         warnings.simplefilter("always", PointsmanWarning)
         warnings.showwarning = show
-        yield
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            log.removeHandler(handler)
+            log.setLevel(level_before)
 
 
 @contextmanager

@@ -44,7 +44,8 @@ def diagnose(
 
     Each finding comes with its evidence, since when it holds, the likely cause, what to check and which knobs
     to turn. Logs of Stable-Baselines3, CleanRL and RLlib are known by their columns; for others, --map says
-    what a column is called. A healthy run gets a clean bill with margins; what could not be judged is named.
+    what a column is called. A healthy run gets a clean bill with margins; what could not be judged is named,
+    and where that is almost everything, the verdict is "unclear".
 
     Example: pointsman diagnose runs/first
     """
@@ -107,11 +108,13 @@ def _print(diagnosis: Diagnosis, log: RunLog) -> None:
     console.print(where, soft_wrap=True)
     for note in diagnosis.notes:
         console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
-    if diagnosis.is_clean:
-        console.print("\n[green bold]clean[/green bold]    nothing went wrong")
+    if diagnosis.verdict != "wrong":
+        colour = "green" if diagnosis.is_clean else "yellow"
+        word = f"[{colour} bold]{diagnosis.verdict:<{LABEL_WIDTH}}[/{colour} bold]"
+        console.print(f"\n{word}{diagnosis.verdict_text}", soft_wrap=True)
     for finding in diagnosis.findings:
         _print_finding(console, finding)
-    if diagnosis.is_clean and diagnosis.margins:
+    if diagnosis.verdict != "wrong" and diagnosis.margins:
         console.print()
         table = plain_table("how far from trouble", "is", "trouble at", right=["is", "trouble at"])
         for margin in diagnosis.margins:
@@ -123,7 +126,7 @@ def _print(diagnosis: Diagnosis, log: RunLog) -> None:
         why: dict[str, list[str]] = {}
         for one in diagnosis.not_judged:
             why.setdefault(one.why, []).append(one.name)
-        console.print("could not be judged")
+        console.print(f"could not be judged, by {len(diagnosis.not_judged)} of {diagnosis.num_rules} rules")
         for reason, rules in why.items():
             console.print(f"  {', '.join(rules)}: {reason}", markup=False)
 
@@ -144,6 +147,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
     parts = {
         "": finding.evidence,
         finding.column: finding.sparkline,
+        "with it": "; ".join(f"{one.title}: {one.evidence}" for one in finding.symptoms),
         "cause": finding.cause,
         "check": finding.check,
         "turn": knobs,

@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pointsman import __version__
 from pointsman.cli import (
     audit,
+    calibrate,
     capacity,
     compare,
     demo,
@@ -25,6 +27,7 @@ from pointsman.cli import (
     evaluate,
     explain,
     lists,
+    profile,
     report,
     serve,
     simulate,
@@ -32,7 +35,7 @@ from pointsman.cli import (
     tune,
     watch,
 )
-from pointsman.cli.console import say, warnings_as_lines
+from pointsman.cli.console import notices_as_lines, say
 from pointsman.errors import InputError, missing_extra
 
 # Newer versions of typer carry their own click: take the class from where this one has it.
@@ -40,7 +43,18 @@ _ClickError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
 
+
+class _Commands(TyperGroup):
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:  # typer makes status 130 of it, without a word
+            say("interrupted")
+            raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -59,6 +73,8 @@ app.command("audit-features")(audit.audit_features)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
 app.command()(emulate.emulate)
+app.command()(calibrate.calibrate)
+app.command()(profile.profile)
 app.command("demo-serve")(demo.demo_serve)
 app.command()(lists.scenarios)
 app.command()(lists.policies)
@@ -92,7 +108,7 @@ def pointsman(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    with warnings_as_lines():
+    with notices_as_lines():
         try:
             arguments = sys.argv[1:] if arguments is None else list(arguments)
             status = app(args=arguments, prog_name="pointsman", obj=arguments, standalone_mode=False)
@@ -114,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except (KeyboardInterrupt, typer.Abort):
+            say("interrupted")
             return 130
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +56,7 @@ def simulate(
     Example: pointsman simulate my-cluster.yaml --set policy.kind=least-work --requests requests.csv
     """
     from pointsman.experiments import simulate as evaluation
+    from pointsman.experiments.running import load_simulator
     from pointsman.files import output_file
     from pointsman.report.requests import write_requests
     from pointsman.report.trace import TraceWriter
@@ -70,7 +72,7 @@ def simulate(
         trace = (
             TraceWriter(trace_file, _replica_names(prepared), _num_lanes(prepared)) if trace_file else None
         )
-        evaluation.load_simulator()
+        load_simulator()
         started = time.perf_counter()
         with progress("simulating", len(prepared.workload)) as advance:
             outcome = evaluation.simulate(
@@ -111,6 +113,7 @@ def _as_json(prepared: Prepared, outcome: Outcome, wall_s: float) -> dict[str, A
     return {
         **provenance(),
         "config": prepared.config.model_dump(mode="json"),
+        "trace": asdict(reading) if (reading := prepared.workload.reading) else None,
         "metrics": outcome.metrics,
         "replicas": _replica_figures(prepared, outcome),
         "timings": {"wall_s": wall_s, "requests_per_wall_s": len(outcome.requests) / wall_s},

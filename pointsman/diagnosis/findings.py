@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pointsman.diagnosis.curves import Array, RunLog
-from pointsman.diagnosis.rule import SEVERITIES, Evidence, Knob, Margin, Rule, Severity
+from pointsman.diagnosis.measures import MIN_SCORES
+from pointsman.diagnosis.rule import Evidence, Knob, Margin, Rule, Severity, Unclear
 from pointsman.diagnosis.rules import RULES
+from pointsman.diagnosis.stories import tell
 from pointsman.errors import InputError
 
+Verdict = Literal["wrong", "clean", "unclear"]
 MIN_ROWS = 3  # fewer are no curve
+MIN_SEEN = 8  # values of a column
+THE_SCORE = "how good the policy is"
+# Without the score, or without two of these, a log is no reason to call a run healthy.
+ESSENTIAL = {
+    "score": THE_SCORE,
+    "approx_kl_mean": "how large its updates are",
+    "entropy_frac": "how much it explores",
+    "explained_variance|v_loss": "what its critic foresees",
+}
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
 
@@ -32,6 +44,7 @@ class Finding:
     cause: str
     check: str
     knobs: tuple[Knob, ...]
+    symptoms: tuple[Finding, ...] = ()  # what follows from it; its advice is this one's
 
     def __str__(self) -> str:
         """One line, for logs."""
@@ -39,7 +52,8 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**asdict(self), "knobs": [knob._asdict() for knob in self.knobs]}
+        knobs = [knob._asdict() for knob in self.knobs]
+        return {**asdict(self), "knobs": knobs, "symptoms": [one.to_dict() for one in self.symptoms]}
 
 
 @dataclass(frozen=True)
@@ -54,14 +68,37 @@ class Diagnosis:
     source: str
     kind: str
     num_rows: int
-    findings: tuple[Finding, ...]  # worst first
+    findings: tuple[Finding, ...]  # one for each cause, worst first
     margins: tuple[Margin, ...]  # of the rules that found nothing
     not_judged: tuple[NotJudged, ...]
     notes: tuple[str, ...]
+    num_rules: int  # that look at the log
+    unseen: tuple[str, ...]  # of what every judgement rests on: what the log does not tell
+
+    @property
+    def num_judged(self) -> int:
+        return self.num_rules - len(self.not_judged)
+
+    @property
+    def verdict(self) -> Verdict:
+        """`unclear`: nothing is wrong with the little that could be judged."""
+        if any(finding.severity != "note" for finding in self.findings):
+            return "wrong"
+        return "clean" if THE_SCORE not in self.unseen and len(self.unseen) <= 1 else "unclear"
+
+    @property
+    def verdict_text(self) -> str:
+        judged = f"{self.num_judged} of {self.num_rules} rules"
+        if self.verdict == "wrong":
+            return f"{judged} could judge this log"
+        if self.verdict == "clean":
+            return f"nothing went wrong, as far as {judged} could judge"
+        unseen = ", ".join(self.unseen)
+        return f"only {judged} could judge this log, and found nothing: it does not tell {unseen}"
 
     @property
     def is_clean(self) -> bool:
-        return all(finding.severity == "note" for finding in self.findings)
+        return self.verdict == "clean"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -69,7 +106,9 @@ class Diagnosis:
         findings = [finding.to_dict() for finding in self.findings]
         return {
             **asdict(self),
+            "verdict": self.verdict,
             "is_clean": self.is_clean,
+            "num_judged": self.num_judged,
             "findings": findings,
             "margins": margins,
         }
@@ -101,6 +140,8 @@ def diagnose(log: RunLog, rules: Sequence[Rule] = RULES) -> Diagnosis:
             findings.append(_finding(rule, looked, log))
         elif isinstance(looked, Margin):
             margins.append(looked)
+        elif isinstance(looked, Unclear):
+            not_judged.append(NotJudged(rule.name, rule.title, looked.why))
     if log.num_rows < MIN_ROWS and not findings:
         problem = f"has {log.num_rows} row{'s' * (log.num_rows != 1)}: too few for a curve"
         raise InputError("RUN", log.source, problem, "wait for more updates")
@@ -108,16 +149,23 @@ def diagnose(log: RunLog, rules: Sequence[Rule] = RULES) -> Diagnosis:
         seen = ", ".join([log.label(name) for name in log.columns][:12])
         problem = "has no column with numbers that a rule knows"
         raise InputError("RUN", log.source, problem, f"say with --map which it is, of: {seen}")
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))  # stable: causes first
     return Diagnosis(
         log.source,
         log.kind,
         log.num_rows,
-        tuple(findings),
+        tuple(tell(findings)),
         tuple(margins),
         tuple(not_judged),
         log.notes,
+        sum(bool(rule.needs) for rule in rules),
+        tuple(what for need, what in ESSENTIAL.items() if not _is_seen(log, need)),
     )
+
+
+def _is_seen(log: RunLog, need: str) -> bool:
+    if need == "score":
+        return len(log.score) >= MIN_SCORES
+    return any(len(log.series(name)) >= MIN_SEEN for name in need.split("|"))
 
 
 def _obstacle(rule: Rule, log: RunLog) -> str:
@@ -127,8 +175,8 @@ def _obstacle(rule: Rule, log: RunLog) -> str:
         return f"no {', '.join(need.replace('|', ' or ') for need in missing)}"
     if log.num_rows < rule.min_rows:
         return f"{log.num_rows} rows, needs {rule.min_rows}"
-    if "score" in rule.needs and len(log.score) < 4:
-        return f"{len(log.score)} values of {log.score_name}, needs 4"
+    if "score" in rule.needs and len(log.score) < MIN_SCORES:
+        return f"{len(log.score)} values of {log.score_name}, needs {MIN_SCORES}"
     if log.fraction_done < rule.from_fraction:
         return f"too early: {log.fraction_done:.0%} of the run"
     return ""

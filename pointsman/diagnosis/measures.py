@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,13 @@ MANY_SCORES = 8  # fewer do not tell a score that stays where it was from noise
 LOST = 0.25  # of what was gained: more is a fall
 SLIGHTLY_LOST, MOSTLY_LOST = 0.1, 0.5
 BEHIND = 0.1  # of what was gained, below the baseline
+MEDIANS_AT_ONCE = 1_000_000  # values in memory
 SIGNIFICANT = 3.0  # times the noise
+AVERAGED = 3.0  # training returns are often moving averages: their noise looks so much smaller than it is
+MEDIAN_ERROR = 1.25  # of a median, in errors of a mean
+FEW = 7.0  # values: their spread may well be half of what more would have
+MIN_BLOCKS = 14  # fewer, and a single fall would pass for noise
+NO_KL = 1e-7  # of an update: the policy stands still
 LARGE_KL = 0.05  # of an update [nats]; usual targets are 0.01 to 0.03
 LARGE_MAX_KL = 0.15  # of a single minibatch
 SPIKE_KL = 0.02  # if it is so much for this run:
@@ -24,14 +31,41 @@ COLLAPSED = 0.05  # entropy, of that of uniform actions
 
 def running_median(y: Array, window: int) -> Array:
     """The median of each value and the ones before it."""
-    return np.array([np.median(y[max(0, i - window + 1) : i + 1]) for i in range(len(y))])
+    window = min(window, len(y))
+    if window < 2:
+        return y.copy()
+    first = [float(np.median(y[: i + 1])) for i in range(window - 1)]
+    windows = np.lib.stride_tricks.sliding_window_view(y, window)
+    rows = max(1, MEDIANS_AT_ONCE // window)
+    parts = [np.median(windows[i : i + rows], axis=1) for i in range(0, len(windows), rows)]
+    return np.concatenate([first, *parts])
 
 
 def noise(y: Array) -> float:
-    """Standard deviation about the trend: how far values lie off the middle of their neighbours."""
+    """Standard deviation about the trend: how far values lie off the middle of their neighbours. Rather too
+    large than too small where there are few values."""
     settled = y[len(y) // 4 :]
     off = settled[1:-1] - (settled[:-2] + settled[2:]) / 2
-    return float(1.4826 * np.median(np.abs(off)) / np.sqrt(1.5)) if len(off) else 0.0
+    if not len(off):
+        return 0.0
+    return float(1.4826 * np.median(np.abs(off)) / np.sqrt(1.5) * (1.0 + (FEW / len(off)) ** 1.5))
+
+
+def noise_of_medians(y: Array, window: int) -> float:
+    """Of running medians. Where neighbours are alike (moving averages, say) windows tell more than values."""
+    if window == 1:
+        return noise(y)
+    alone = MEDIAN_ERROR * noise(y) / float(np.sqrt(window))
+    num_blocks = len(y) // window
+    if num_blocks < MIN_BLOCKS:
+        return alone
+    blocks = y[len(y) - num_blocks * window :].reshape(num_blocks, window)
+    return max(alone, noise(np.median(blocks, axis=1)))
+
+
+def by_chance(num: int) -> float:
+    """How far the highest of so many values of noise lies above its middle, in standard deviations."""
+    return float(np.sqrt(2.0 * np.log(max(num, 1))))
 
 
 def rise(series: Series) -> float:
@@ -79,50 +113,74 @@ class ScoreCourse:
     label: str  # what the log calls it
     series: Series
     smooth: Array  # [K]
+    window: int  # values that a smooth one is made of
     baseline: float | None
-    noise: float
+    noise: float  # of smooth values
     unit: float
 
     @property
     def start(self) -> float:
         return float(self.series.y[0])
 
+    @cached_property
+    def sure(self) -> Array:
+        """[K] smooth values, the first ones lower by what luck may have added: they are made of few."""
+        num_values = np.minimum(np.arange(1, len(self.smooth) + 1), self.window)
+        errors = self.noise * np.sqrt(self.window / num_values)
+        return np.asarray(self.smooth - (SIGNIFICANT + self.luck) * (errors - self.noise))
+
     @property
     def best(self) -> float:
-        return float(self.smooth.max())
+        return float(self.smooth[int(self.sure.argmax())])
 
     @property
     def best_x(self) -> float:
-        return float(self.series.x[int(self.smooth.argmax())])
+        return float(self.series.x[int(self.sure.argmax())])
 
     @property
     def end(self) -> float:
         return float(self.smooth[-1])
 
     @property
+    def luck(self) -> float:
+        """How high the best of so many lies by luck, in units of the noise."""
+        return by_chance(len(self.series) // self.window)
+
+    @property
+    def chance(self) -> float:
+        """A fall from the best that noise alone may show."""
+        return self.noise * (SIGNIFICANT + self.luck)
+
+    @property
     def lost(self) -> float:
         """Share of the gain that is gone again; 0 where that is within the noise."""
         drop = self.best - self.end
-        return drop / self.unit if drop > SIGNIFICANT * self.noise else 0.0
+        return drop / self.unit if float(self.sure.max()) - self.end > self.chance else 0.0
 
     @property
     def is_behind(self) -> bool:
-        return self.baseline is not None and self.end < self.baseline - BEHIND * self.unit
+        if self.baseline is None:
+            return False
+        return self.baseline - self.end > max(BEHIND * self.unit, SIGNIFICANT * self.noise)
 
     @property
     def has_improved(self) -> bool:
-        """The end lies clearly above the start."""
-        size = max(abs(self.start), abs(self.best))
-        return self.end - self.start > max(SIGNIFICANT * self.noise, 0.1 * size)
+        """The end lies clearly above the start; of noisy scores, the last third above the first."""
+        size = 0.1 * max(abs(self.start), abs(self.best))
+        if rise(self.series) > SIGNIFICANT:
+            third = len(self.series) // 3
+            return float(self.series.y[-third:].mean() - self.series.y[:third].mean()) > size
+        return self.end - self.start > max(SIGNIFICANT * noise(self.series.y), size)
 
     @property
     def fall(self) -> Fall:
-        reached = np.maximum.accumulate(self.smooth)
-        depths = reached - self.smooth
+        depths = np.maximum.accumulate(self.sure) - self.smooth
+        depths[: self.window - 1] = 0.0
         trough = int(depths.argmax())
-        peak = int(self.smooth[: trough + 1].argmax())
+        peak = int(self.sure[: trough + 1].argmax())
         high, low = float(self.smooth[peak]), float(self.smooth[trough])
-        depth = (high - low) / self.unit if high - low > SIGNIFICANT * self.noise else 0.0
+        is_clear = depths[trough] > self.chance + self.luck * self.noise  # the lowest is low by luck, too
+        depth = (high - low) / self.unit if is_clear else 0.0
         return Fall(float(self.series.x[peak]), float(self.series.x[trough]), high, low, depth)
 
     @property
@@ -149,8 +207,9 @@ def progress(log: RunLog) -> ScoreCourse | None:
     num = len(series)
     window = 1 if num < 6 else 3 if num < 45 else num // 15
     smooth = running_median(series.y, window)
-    smooth[: window - 1] = series.y[: window - 1]
-    scatter = noise(series.y) / np.sqrt(window)
+    scatter = noise_of_medians(series.y, window)
+    if not name.startswith("eval") and window < 2 * AVERAGED:
+        scatter *= AVERAGED
     baseline = log.baseline if name.startswith("eval") else None
     best = float(smooth.max())
     if baseline is None:
@@ -162,7 +221,7 @@ def progress(log: RunLog) -> ScoreCourse | None:
         random = log.series("eval_random_return").y[-1:]
         unit = max(best - baseline, 0.05 * float(np.abs(random - baseline).max(initial=0.0)))
     unit = max(unit, 2 * scatter, 1e-12)
-    return ScoreCourse(name, log.label(name), series, smooth, baseline, float(scatter), unit)
+    return ScoreCourse(name, log.label(name), series, smooth, window, baseline, scatter, unit)
 
 
 def has_kl_spike(log: RunLog, after: float, until: float) -> bool:
@@ -172,6 +231,12 @@ def has_kl_spike(log: RunLog, after: float, until: float) -> bool:
     is_spike = highest >= SPIKE_KL and highest >= SPIKE * float(np.median(kl.y))
     in_minibatch = float(log.series("approx_kl_max").between(after, until).max(initial=0.0))
     return highest >= LARGE_KL or is_spike or in_minibatch >= LARGE_MAX_KL
+
+
+def stands_still(log: RunLog, after: float = -np.inf) -> bool:
+    """Whether updates change nothing after some point: then the policy is not why a score changes."""
+    kl = log.series("approx_kl_mean").after(after).y
+    return len(kl) > 0 and float(np.median(kl)) < NO_KL
 
 
 def training_return(log: RunLog) -> Series:

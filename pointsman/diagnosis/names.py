@@ -12,6 +12,7 @@ import numpy as np
 from pointsman.diagnosis.curves import Array, RunFacts
 from pointsman.errors import InputError
 
+ROUNDING = 1.01
 NUM_FIRST = 3  # values that count as the start of an entropy curve
 FROM_START = "entropy, as a share of its start"
 
@@ -122,6 +123,8 @@ ALIASES = {
     r"fps|sps|steps_per_sec(ond)?": "steps_per_s",
     r"(kl_)?early_stop(ped|ping)?": "early_stop",
     r"(baseline|reference)_(reward|return|score)": "eval_baseline_return",
+    r"(selected|chosen|target)_(action|replica|server|backend|worker|node|gpu)(_id|_index)?": "action",
+    r"actions?(_id|_index|_taken)?|replica(_id|_index)?": "action",
 }
 
 _ACTION_SHARE = re.compile(r"actions?(?:_frac|_dist|_prob|_share)?[_/](\d+)(?:_frac)?")
@@ -171,8 +174,11 @@ def _match(name: str, patterns: Mapping[str, str]) -> str | None:
     )
 
 
-def derive(columns: dict[str, Array], names: dict[str, str], facts: RunFacts) -> None:
-    """Add what rules look at and what follows from the columns there are; `names` says from which."""
+def derive(
+    columns: dict[str, Array], names: dict[str, str], facts: RunFacts, num_actions: int | None = None
+) -> None:
+    """Add what rules look at and what follows from the columns there are; `names` says from which.
+    `num_actions`: as many as were seen, in a log that names them."""
 
     def follow(name: str, source: str) -> None:
         if name not in columns and source in columns:
@@ -183,9 +189,12 @@ def derive(columns: dict[str, Array], names: dict[str, str], facts: RunFacts) ->
     blocks = [values for name, values in columns.items() if _BLOCK.fullmatch(name)]
     if blocks and "eval_min_block_return" not in columns:
         columns["eval_min_block_return"] = np.min(blocks, axis=0)
-    shares = [values for name, values in columns.items() if _ACTION_SHARE.fullmatch(name)]
-    if len(shares) > 1 and "action_frac_max" not in columns:
-        columns["action_frac_max"] = np.max(shares, axis=0)
+    chosen = {match[1]: columns[name] for name in [*columns] if (match := _ACTION_SHARE.fullmatch(name))}
+    if len(chosen) > 1 and "action_frac_max" not in columns:
+        total = np.sum(list(chosen.values()), axis=0)  # 1, or as many as were counted
+        with np.errstate(divide="ignore", invalid="ignore"):
+            columns |= {f"action_share/{number}": values / total for number, values in chosen.items()}
+        columns["action_frac_max"] = np.max([columns[f"action_share/{number}"] for number in chosen], axis=0)
     if "num_epochs_so_far" in columns and "early_stop" not in columns:
         # Stable-Baselines3 counts epochs: an update with fewer than the others was stopped by its KL.
         counts = columns["num_epochs_so_far"]
@@ -195,17 +204,20 @@ def derive(columns: dict[str, Array], names: dict[str, str], facts: RunFacts) ->
             columns["early_stop"] = np.full(len(counts), np.nan)
             columns["early_stop"][rows[1:]] = epochs < epochs.max()
     if "entropy" in columns and "entropy_frac" not in columns:
-        highest = _highest_entropy(columns["entropy"], facts)
+        highest, is_known = _highest_entropy(columns["entropy"], facts, num_actions)
         if highest > 0:
             columns["entropy_frac"] = columns["entropy"] / highest
-            names["entropy_frac"] = "entropy" if facts.schema else FROM_START
+            names["entropy_frac"] = "entropy" if is_known else FROM_START
 
 
-def _highest_entropy(entropy: Array, facts: RunFacts) -> float:
-    """The entropy of uniform actions if their number is known, else that of the start; 0 without either."""
+def _highest_entropy(entropy: Array, facts: RunFacts, num_actions: int | None) -> tuple[float, bool]:
+    """The entropy of uniform actions, and True, if their number is known; else that of the start, or 0."""
     num_entities = facts.schema.get("num_entities")
     if num_entities:
-        return math.log(num_entities + 1)
+        return math.log(num_entities + 1), True
     seen = entropy[np.isfinite(entropy)]
-    # Gaussian actions: a density, it may be negative, and uniform means nothing.
-    return float(seen[:NUM_FIRST].max()) if len(seen) and seen.min() >= 0 else 0.0
+    if not len(seen) or seen.min() < 0:
+        return 0.0, False  # Gaussian actions: a density, it may be negative, and uniform means nothing
+    if num_actions is not None and num_actions > 1 and seen.max() <= ROUNDING * math.log(num_actions):
+        return math.log(num_actions), True  # an entropy above it would mean that not all were chosen
+    return float(seen[:NUM_FIRST].max()), False

@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from pointsman.diagnosis.curves import Array, RunFacts, RunLog
+from pointsman.diagnosis.decisions import fold
 from pointsman.diagnosis.names import derive, translate
 from pointsman.diagnosis.tables import REMEDY, Table, read_table
 from pointsman.diagnosis.tensorboard import read_scalars
@@ -33,11 +34,18 @@ def read_run(path: Path, own_map: Mapping[str, str] | None = None) -> RunLog:
     else:
         table, kind = read_table(path), "CSV"
     writer, columns, names = translate(table.columns, own_map or {})
-    derive(columns, names, facts)
     theirs = {theirs: ours for ours, theirs in names.items()}
     broken_at = {theirs.get(name, name): row for name, row in table.broken_at.items()}
-    kind = "run directory" if facts.config else f"{writer} {kind}" if writer != "table" else kind
     notes = [*table.notes]
+    num_actions = None
+    folded = None
+    if not facts.config:
+        folded = fold(columns, broken_at, table.words.get(names.get("action", "action"), {}))
+    if folded is not None:
+        columns, broken_at, num_actions = folded.columns, folded.broken_at, folded.num_actions
+        notes += folded.notes
+    derive(columns, names, facts, num_actions)
+    kind = "run directory" if facts.config else f"{writer} {kind}" if writer != "table" else kind
     empty = [name for name, values in columns.items() if not np.isfinite(values).any()]
     if empty:
         notes.append(f"no number in {', '.join(empty[:8])}" + (" …" if len(empty) > 8 else ""))

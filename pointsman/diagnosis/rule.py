@@ -31,13 +31,42 @@ class Margin(NamedTuple):
     trouble: Literal["above", "below"] = "above"  # the limit
 
 
-Looked = Evidence | Margin | None  # None: nothing to say
+class Unclear(NamedTuple):
+    """That the log has the columns, but they do not tell."""
+
+    why: str
+
+
+Looked = Evidence | Margin | Unclear | None  # None: nothing to say
 
 
 class Knob(NamedTuple):
     name: str  # as anybody would call it
     turn: str  # which way
     key: str = ""  # ours, in the configuration
+
+    @property
+    def aim(self) -> str:
+        """What it changes. Knobs with the same aim that turn different ways contradict each other."""
+        return AIMS.get(self.name, self.name)
+
+    @property
+    def direction(self) -> int:
+        """1 for more, -1 for less, 0 where it is neither."""
+        word = self.turn.partition(",")[0].partition(" ")[0]
+        return 1 if word in UP else -1 if word in DOWN else 0
+
+
+UP, DOWN = ("raise", "more", "larger", "longer"), ("lower", "fewer", "smaller", "off")
+AIMS = {
+    "learning rate": "size of a step",
+    "epochs per update": "size of a step",
+    "ratio clip": "size of a step",
+    "target KL": "size of a step",
+    "entropy coefficient": "exploration",
+    "temperature": "exploration",
+    "pulses and raises": "exploration",
+}
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ of experiments/scenarios.py. Policies run inside the compiled simulator, a learn
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +15,7 @@ from pointsman.envs.jobs import BASELINE, JobsSpec, make_clusters
 from pointsman.errors import InputError
 from pointsman.evaluation.returns import RETURN, Metrics, block_means
 from pointsman.experiments.scenarios import SELECTION_SEEDS
+from pointsman.experiments.threads import run_in_threads
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.jobs.clusters import JobPolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
@@ -51,9 +50,13 @@ class JobsJudge:
             clusters.load(i, self._episode(seed), seed)
         tables = JobPolicyTables(policy, len(seeds), spec.window, spec.lookahead)
         to_the_end = np.full(len(seeds), spec.max_steps)
-        parts = itertools.pairwise(np.linspace(0, len(seeds), NUM_THREADS + 1).astype(np.int64))
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            list(pool.map(lambda part: play_all(clusters.sims, tables.rows, to_the_end, *part), parts))
+        bounds = np.linspace(0, len(seeds), NUM_THREADS + 1).astype(np.int64)
+
+        def play_part(k: int) -> None:
+            play_all(clusters.sims, tables.rows, to_the_end, bounds[k], bounds[k + 1])
+
+        play_all(clusters.sims, tables.rows, to_the_end, 0, 0)  # compiled here: the compiler stops at Ctrl-C
+        run_in_threads(play_part, NUM_THREADS, NUM_THREADS, lambda: to_the_end.fill(0))
         sims = clusters.sims
         return {
             RETURN: sims.episode_return.copy(),

@@ -56,6 +56,7 @@ class Problem:
     # What must be open during a run.
     session: Callable[[Any], AbstractContextManager[None]] = nullcontext
     preset: str | None = None  # what `pointsman train --env` takes
+    file_preset: str | None = None  # what a file of this kind leaves out is as there; None: the defaults
 
 
 def problem_names() -> list[str]:

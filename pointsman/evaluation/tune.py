@@ -26,8 +26,9 @@ from pointsman.config import Config
 from pointsman.evaluation.compare import BATCH_REQUESTS
 from pointsman.evaluation.evolution import EvolutionStrategy
 from pointsman.experiments.objective import Objective
+from pointsman.experiments.running import run_to_end
 from pointsman.experiments.scenarios import SELECTION_SEEDS, Scenario
-from pointsman.experiments.simulate import Prepared, prepare, run_to_end, simulate
+from pointsman.experiments.simulate import Prepared, prepare, simulate
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.routing.signals import SIGNAL_INDEX
 from pointsman.simulator.cluster import Clusters

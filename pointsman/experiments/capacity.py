@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from pointsman.compiled.jit import kernel_digest
+from pointsman.experiments.running import run_to_end
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan
@@ -56,8 +57,7 @@ def _saturate(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> fl
         np.zeros(count), prompts, outputs, np.full(count, -1, np.int32), np.arange(count, dtype=np.int64)
     )
     clusters = Clusters([ClusterSpec(replicas=1)], [[plan]], [workload], [0])
-    policies = PolicyTables([PolicySpec(kind="round-robin")], max_replicas=1)
-    run(clusters.sims, policies.rows, np.zeros(1, np.int64), 0, 1)
+    run_to_end(clusters, PolicyTables([PolicySpec(kind="round-robin")], max_replicas=1))
     finished = np.sort(clusters.requests[0]["completed_at"])
     first, last = int(START * count), int(END * count)
     if finished[last] == finished[first]:  # everything fits in one batch
@@ -86,9 +86,8 @@ def _remembered(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> 
 def _digest(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> str:
     costs = plan.costs
     digest = hashlib.sha256(kernel_digest(run.__module__).encode())
-    digest.update(
-        f"{plan.scheduler!r} {plan.num_blocks} {plan.max_seqs} {plan.slowdown} {costs.kind}".encode()
-    )
+    digest.update(f"{plan.scheduler!r} {plan.num_blocks} {plan.max_seqs} {plan.slowdown}".encode())
+    digest.update(f"{costs.kind} {costs.power!r}".encode())
     tables = (
         costs.coefficients,
         costs.token_s,
@@ -96,6 +95,7 @@ def _digest(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> str:
         costs.decode_s,
         costs.prefill_s,
         costs.grid,
+        costs.start_s,
     )
     for array in (*tables, prompts, outputs):
         digest.update(np.ascontiguousarray(array).tobytes())

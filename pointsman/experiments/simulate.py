@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any
 
-import numpy as np
-
-from pointsman.compiled.memory import Records
 from pointsman.config import Config
 from pointsman.errors import InputError
 from pointsman.experiments.capacity import capacity_rps
+from pointsman.experiments.checks import check_traffic
 from pointsman.experiments.metrics import measure
+from pointsman.experiments.running import Progress, run_to_end
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
-from pointsman.simulator.replica import FAR
-from pointsman.simulator.run import run
-from pointsman.simulator.state import DONE, SIM
 from pointsman.workload import Workload, build_workload
 
-NUM_PROGRESS_STEPS = 100
 NUM_LOGGED_BATCHES = 65_536  # how many `on_batches` gets at a time
-Progress = Callable[[int], None]  # gets the number of requests finished since the last call
 AnyPolicy = PolicySpec | Checkpoint
 BatchSink = Callable[[Any], None]  # gets batches [n] BATCH_LOG in the order in which they ended
 
@@ -55,6 +47,7 @@ def prepare(config: Config, base_dir: Path | None = None) -> Prepared:
     find_capacity = partial(capacity_rps, config.workload, plans, base_dir)
     workload = build_workload(config.workload, config.seed, find_capacity, base_dir)
     _check_served(config)
+    check_traffic(config, plans, workload, base_dir)
     return Prepared(config, plans, workload)
 
 
@@ -113,47 +106,3 @@ def simulate(
         )
         for i, one in enumerate(prepared)
     ]
-
-
-def load_simulator() -> None:
-    """Compile the kernel, or load it from the cache, so that the next run takes only its own time."""
-    no_clusters = Records(0, SIM)
-    run(no_clusters, PolicyTables([], max_replicas=1).rows, np.zeros(0, np.int64), 0, 0)
-
-
-def run_to_end(
-    clusters: Clusters,
-    policies: PolicyTables,
-    num_threads: int = 1,
-    progress: Progress | None = None,
-    on_pause: Callable[[], None] | None = None,
-) -> None:
-    """`on_pause` is called whenever the kernel pauses, and at the end.
-
-    An exception ends all clusters at their next pause: with `progress`, Ctrl-C works within a moment.
-    """
-    actions = np.zeros(len(clusters.sims), np.int64)
-    stop = Event()
-
-    def run_one(i: int) -> None:
-        sim = clusters.sims[i]
-        stride = max(1, int(sim.num_requests) // NUM_PROGRESS_STEPS)
-        while sim.status != DONE and not stop.is_set():
-            before = int(sim.num_completed)
-            sim.pause_at = before + stride if progress else FAR
-            run(clusters.sims, policies.rows, actions, i, i + 1)
-            if progress:
-                progress(int(sim.num_completed) - before)
-            if on_pause:
-                on_pause()
-
-    if num_threads == 1:
-        for i in range(len(clusters.sims)):
-            run_one(i)
-    else:
-        with ThreadPoolExecutor(num_threads) as pool:
-            try:
-                list(pool.map(run_one, range(len(clusters.sims))))
-            except BaseException:
-                stop.set()
-                raise

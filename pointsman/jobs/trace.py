@@ -1,7 +1,8 @@
 """Job traces: who submitted when, for how long, on how many GPUs.
 
-Any CSV, JSONL or Parquet file with one row a job; `columns` says which column holds what. A duration is given
-as such, or as a start and an end. docs/jobs.md maps the public Philly, Helios and Alibaba traces.
+Any CSV, JSON or Parquet file with one row a job. Columns are known by their usual names, or `columns` says
+which holds what; a duration is given as such, or as a start and an end. Times may be dates, Unix times in any
+unit, or seconds. docs/jobs.md maps the public Philly, Helios and Alibaba traces.
 
 Left out, with a warning: jobs without GPUs, jobs that never ran (no duration, or none above 0), and jobs that
 need more GPUs than the cluster has. Longer jobs than `max_duration_s` are cut to that.
@@ -22,22 +23,39 @@ from pydantic import Field, model_validator
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.jobs.table import MAX_PRIORITY, Floats, Jobs
 from pointsman.spec import Spec
+from pointsman.workload.columns import Names, choose_columns, unit_of
 from pointsman.workload.files import RawTable, TraceSource, open_source
-from pointsman.workload.readers import FIX_ROW, is_calendar, read_calendar_ns, read_numbers
+from pointsman.workload.reading import TraceReading
+from pointsman.workload.times import FIX_ROW, UNITS_PER_S, Times, read_numbers, read_times
 
 DEFAULT_PRIORITY = 5
 
+_NAMES: dict[str, Names] = {
+    "submitted_at": (
+        *("submitted_at", "submit_time", "submitted_time", "submission_time", "submit", "creation_time"),
+        *("created_at", "created", "arrival_time", "arrived_at", "timestamp"),
+    ),
+    "gpus": ("gpus", "num_gpus", "num_gpu", "gpu_num", "gpu_count", "n_gpus", "req_gpus", "gpu_request"),
+    "priority": ("priority",),
+}
+_DURATION_NAMES: dict[str, Names] = {
+    "duration_s": ("duration", "run_time", "runtime", "elapsed", "elapsed_time", "execution_time"),
+}
+_SPAN_NAMES: dict[str, Names] = {
+    "started_at": ("started_at", "start_time", "start", "started", "begin_time", "scheduled_time"),
+    "ended_at": ("ended_at", "end_time", "end", "ended", "finish_time", "completed_at", "deletion_time"),
+}
+_REQUIRED = {"submitted_at": "times of submission", "gpus": "numbers of GPUs"}
+
 
 class JobColumns(Spec):
-    """Which column holds what."""
+    """Which column holds what; what is absent is found by the usual names."""
 
-    submitted_at: str = Field(default="submitted_at", description="s, or date and time")
-    duration_s: str | None = Field(
-        default=None, description="s; absent: `duration_s`, or give started_at and ended_at"
-    )
-    started_at: str | None = Field(default=None, description="s, or date and time; with ended_at")
-    ended_at: str | None = Field(default=None, description="s, or date and time")
-    gpus: str = Field(default="gpus", description="GPUs that the job needs at once")
+    submitted_at: str | None = Field(default=None, description="s, Unix time, or date and time")
+    duration_s: str | None = Field(default=None, description="s; or give started_at and ended_at")
+    started_at: str | None = Field(default=None, description="as submitted_at; with ended_at")
+    ended_at: str | None = Field(default=None, description="as submitted_at")
+    gpus: str | None = Field(default=None, description="GPUs that the job needs at once")
     priority: str | None = Field(
         default=None, description="1 to 10, 10 most urgent; absent: `priority`, or 5 for all"
     )
@@ -64,16 +82,17 @@ class JobTrace(Spec):
 def read_jobs(trace: JobTrace, max_duration_s: float, num_gpus: int) -> Jobs:
     """The jobs that a cluster of `num_gpus` can run."""
     source = open_source(Path(trace.path).expanduser())
-    columns = _present(trace.columns, source)
-    wanted = (columns.submitted_at, columns.gpus, columns.priority, *_times(columns))
-    table = source.load(list(dict.fromkeys(name for name in wanted if name)))
+    columns = _choose_columns(source, trace.columns)
+    table = source.load(list(dict.fromkeys(columns.values())))
     num_rows = len(table.frame)
-    table = _that_ran(table, _times(columns))
-    submitted_at, duration_s = _seconds(table, columns.submitted_at), _durations(table, columns)
-    gpus = read_numbers(table, columns.gpus)
-    table.reject(columns.gpus, gpus < 0, "fewer than 0 GPUs", FIX_ROW)
+    table = _that_ran(
+        table, [columns[field] for field in (*_DURATION_NAMES, *_SPAN_NAMES) if field in columns]
+    )
+    submitted, duration_s = _times(table, columns["submitted_at"]), _durations(table, columns)
+    gpus = read_numbers(table, columns["gpus"])
+    table.reject(columns["gpus"], gpus < 0, "fewer than 0 GPUs", FIX_ROW)
     num_needed = np.ceil(gpus.to_numpy() * trace.gpu_unit - 1e-9).astype(np.int64)
-    jobs = Jobs(submitted_at, duration_s, num_needed, _priorities(table, columns.priority))
+    jobs = Jobs(submitted.seconds(), duration_s, num_needed, _priorities(table, columns.get("priority")))
     left_out = {"never ran": num_rows - len(jobs)}
     for what, is_kept in (
         ("never ran", jobs.duration_s > 0),
@@ -85,7 +104,20 @@ def read_jobs(trace: JobTrace, max_duration_s: float, num_gpus: int) -> Jobs:
     _tell(trace.path, num_rows, left_out, int((jobs.duration_s > max_duration_s).sum()))
     if len(jobs) == 0:
         raise InputError("trace file", trace.path, "no job that this cluster can run", "give another file")
+    num_out_of_order = int(np.count_nonzero(np.diff(jobs.arrived_at) < 0))
     jobs = jobs.rows(np.argsort(jobs.arrived_at, kind="stable"))
+    TraceReading(
+        path=trace.path,
+        content="jobs",
+        num_rows=len(jobs),
+        span_s=float(jobs.arrived_at[-1] - jobs.arrived_at[0]),
+        columns=columns,
+        time_column=columns["submitted_at"],
+        time_format=submitted.what,
+        first_date=submitted.first_date(),
+        shifted_by_s=0.0,
+        num_out_of_order=num_out_of_order,
+    ).say()
     return replace(jobs, duration_s=np.minimum(jobs.duration_s, max_duration_s))
 
 
@@ -99,25 +131,15 @@ def _tell(path: str, num_rows: int, left_out: dict[str, int], num_cut: int) -> N
         warnings.warn(PointsmanWarning(text), stacklevel=3)
 
 
-def _present(columns: JobColumns, source: TraceSource) -> JobColumns:
-    """With the defaults of what was not named; all of them are in the file."""
-    found = {}
-    if columns.duration_s is None and columns.started_at is None:
-        found["duration_s"] = "duration_s"
-    if columns.priority is None and "priority" in source.columns:
-        found["priority"] = "priority"
-    columns = columns.model_copy(update=found)
-    for field, name in columns.model_dump().items():
-        if name is not None and name not in source.columns:
-            problem = f"column {name!r} for {field} is missing from {', '.join(source.columns)}"
-            remedy = "map the columns with columns: {submitted_at: …, duration_s: …, gpus: …}"
-            raise InputError("trace file", str(source.path), problem, remedy)
-    return columns
-
-
-def _times(columns: JobColumns) -> list[str]:
-    """The columns that give the duration."""
-    return [name for name in (columns.duration_s, columns.started_at, columns.ended_at) if name]
+def _choose_columns(source: TraceSource, given: JobColumns) -> dict[str, str]:
+    """A duration, where the file has one and no other times are given; else start and end."""
+    named = given.model_dump()
+    if given.started_at is None:
+        columns = choose_columns(source, named, _NAMES | _DURATION_NAMES, _REQUIRED)
+        if "duration_s" in columns:
+            return columns
+    times = {"started_at": "starts", "ended_at": "ends (or one for durations)"}
+    return choose_columns(source, named, _NAMES | _SPAN_NAMES, _REQUIRED | times)
 
 
 def _that_ran(table: RawTable, times: list[str]) -> RawTable:
@@ -137,22 +159,21 @@ def _is_given(values: pl.Series) -> pl.Series:
     )
 
 
-def _durations(table: RawTable, columns: JobColumns) -> Floats:
-    if columns.duration_s is not None:
-        values = read_numbers(table, columns.duration_s)
-        table.reject(columns.duration_s, values < 0, "a negative duration", FIX_ROW)
-        return values.to_numpy()
-    assert columns.started_at is not None and columns.ended_at is not None
-    duration_s = _seconds(table, columns.ended_at) - _seconds(table, columns.started_at)
-    table.reject(columns.ended_at, pl.Series(duration_s < 0), "ends before it starts", FIX_ROW)
+def _durations(table: RawTable, columns: dict[str, str]) -> Floats:
+    if "duration_s" in columns:
+        column = columns["duration_s"]
+        values = read_numbers(table, column)
+        table.reject(column, values < 0, "a negative duration", FIX_ROW)
+        return np.asarray(values.to_numpy() / UNITS_PER_S[unit_of(column) or "s"])
+    started, ended = _times(table, columns["started_at"]), _times(table, columns["ended_at"])
+    duration_s = ended.seconds() - started.seconds()
+    table.reject(columns["ended_at"], pl.Series(duration_s < 0), "ends before it starts", FIX_ROW)
     return duration_s
 
 
-def _seconds(table: RawTable, column: str) -> Floats:
-    """Since any origin, the same for all columns."""
-    if is_calendar(table.frame[column]):
-        return read_calendar_ns(table, column) / 1e9
-    return read_numbers(table, column).to_numpy()
+def _times(table: RawTable, column: str) -> Times:
+    """Since 1970, or since any origin that is the same for all columns."""
+    return read_times(table, column, usual_unit=unit_of(column) or "s")
 
 
 def _priorities(table: RawTable, column: str | None) -> NDArray[np.int64]:

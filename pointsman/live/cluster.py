@@ -30,7 +30,9 @@ from pointsman.live.guard import objection, too_many_failed
 from pointsman.live.load import Load
 from pointsman.live.servers import OPTION, Served, ask_servers
 from pointsman.live.spec import LiveSpec
-from pointsman.router.config import Address, Backend, Limits, Reliability, Settings, parse_url
+from pointsman.router.config import Backend, Reliability, Settings
+from pointsman.router.http.address import Address, parse_url
+from pointsman.router.http.limits import Limits
 from pointsman.router.keys import BACKEND_KEY
 from pointsman.router.server import Parts, Router
 from pointsman.routing.decider import Decider

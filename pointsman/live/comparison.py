@@ -28,7 +28,7 @@ from pointsman.experiments.simulate import prepare
 from pointsman.live.load import Load, Replay
 from pointsman.live.processes import RouterProcess, router
 from pointsman.live.servers import OPTION, Served, ask_servers, imbalance, scrape
-from pointsman.router.config import Address, parse_url
+from pointsman.router.http.address import Address, parse_url
 from pointsman.router.keys import BACKEND_KEY
 from pointsman.routing.policy import PolicySpec
 from pointsman.spec import parse_spec

@@ -15,7 +15,7 @@ from pointsman.experiments.objective import Objective
 from pointsman.routing.books import Books
 
 
-class Totals(NamedTuple):
+class CostTotals(NamedTuple):
     """Integrals over time, since the books were opened."""
 
     now: float
@@ -88,9 +88,9 @@ class CostBooks(Books):
         self._open: dict[int, _Open] = {}
         self._next: tuple[Tally | None, float] | None = None
 
-    def totals(self, now: float) -> Totals:
+    def totals(self, now: float) -> CostTotals:
         now -= self._opened_at
-        return Totals(now, self._all.area(now), self._unstarted.area(now), self._unstarted.age_area(now))
+        return CostTotals(now, self._all.area(now), self._unstarted.area(now), self._unstarted.age_area(now))
 
     def announce(self, tally: Tally | None, arrived_at: float) -> None:
         """Of the request that is sent next."""

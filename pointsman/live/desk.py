@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.live.costs import CostBooks, Tally, Totals
+from pointsman.live.costs import CostBooks, CostTotals, Tally
 from pointsman.live.spec import LiveSpec
 from pointsman.routing.decider import AnyDecider, Decider, Request
 from pointsman.routing.deciding import HOLD
@@ -36,7 +36,7 @@ class Question(NamedTuple):
     entities: NDArray[np.float32]  # [R, F]
     context: NDArray[np.float32]  # [C]
     legal: NDArray[np.bool_]  # [R + 1]
-    totals: Totals
+    totals: CostTotals
 
 
 class Assignment(NamedTuple):

@@ -24,9 +24,9 @@ def findings_section(diagnosis: Diagnosis | None) -> Section:
     if diagnosis is None:
         return Section("Findings", paragraphs(["There are too few updates to judge yet."]))
     parts = [_finding(one) for one in diagnosis.findings]
-    if diagnosis.is_clean:
-        num_judged = len(diagnosis.findings) + len(diagnosis.margins)
-        parts = [paragraphs([f"Nothing went wrong, by {num_judged} rules."]), *parts]
+    if diagnosis.verdict != "wrong":
+        text = diagnosis.verdict_text
+        parts = [paragraphs([f"{text[0].upper()}{text[1:]}."]), *parts]
     if diagnosis.margins:
         rows = [[escape(one.what), short(one.value), short(one.limit)] for one in diagnosis.margins]
         parts.append(folded("How far from trouble", table(["", "is", "trouble at"], rows)))
@@ -45,6 +45,7 @@ def _finding(one: Finding) -> str:
         for knob in one.knobs
     )
     lines = {
+        "With it": "; ".join(escape(f"{symptom.title}: {symptom.evidence}") for symptom in one.symptoms),
         "Likely cause": escape(one.cause),
         "Check": escape(one.check),
         "Turn": knobs,

@@ -8,6 +8,8 @@ left to happen.
 
 from __future__ import annotations
 
+import math
+
 from pointsman.compiled.jit import kernel
 from pointsman.simulator.dispatch import arrive, end_decisions, fill_ask, planned_event
 from pointsman.simulator.events import (
@@ -40,6 +42,7 @@ from pointsman.simulator.replica import (
     stage_end,
     stage_schedule,
     step_alone,
+    wake_replica,
 )
 from pointsman.simulator.state import (
     DECISION,
@@ -146,6 +149,9 @@ def handle_first(sim):
             stage_end(sim, k, stage, slot_of(what))
         return
     drop_first(sim)
+    if kind == REPLICA_SCHEDULE:
+        wake_replica(sim, index_of(what))
+        return
     handle_router_event(sim, kind, index_of(what))
 
 
@@ -155,6 +161,50 @@ def is_anything_coming(sim):
     has_arrivals = sim.num_users == 0 and sim.next_arrival < sim.num_requests
     has_events = sim.num_live > 0 or sim.ring_size > 0 or sim.next_event < sim.num_events
     return has_arrivals or has_events or sim.is_timer_planned
+
+
+@kernel
+def last_quiet_scrape(sim):
+    """When to scrape next: after `scrape_interval_s`, or later if nothing happens meanwhile.
+
+    Between two events the gauges stand still, and with nobody to place nobody looks at them, so that all
+    scrapes but the last two before the next event are left out: of those one may still be on its way. The
+    clock of the scrapes is what adding the interval again and again gives, to the last bit.
+    """
+    next_scrape = sim.now + sim.scrape_interval_s
+    is_asked = sim.router.queue_size > 0 and sim.router.num_accepting > 0
+    if sim.ring_size > 0 or is_asked:
+        return next_scrape
+    until = sim.stop_at
+    if sim.heap_size > 0:
+        until = min(until, future_at(sim.heap, 0).time)
+    if sim.num_users == 0 and sim.next_arrival < sim.num_requests:
+        until = min(until, request_at(sim.requests, sim.next_arrival).arrived_at)
+    if sim.next_event < sim.num_events:
+        until = min(until, event_at(sim.events, sim.next_event).at)
+    if next_scrape + 2.0 * sim.scrape_interval_s < until < float("inf"):
+        return add_repeatedly(next_scrape, sim.scrape_interval_s, until - 2.0 * sim.scrape_interval_s)
+    return next_scrape
+
+
+@kernel
+def add_repeatedly(total, step, limit):
+    """`while total < limit: total += step`, in as many turns as there are powers of two on the way.
+
+    Between two powers of two, sums are multiples of one unit, and each addition is rounded by the same
+    amount, but for the first one, which may be a tie: many of them are one product, which is exact.
+    """
+    while total < limit:
+        total += step
+        after_a_tie = total + step
+        rounded_step = after_a_tie + step - after_a_tie
+        if rounded_step <= 0.0:  # too small to be seen beside the sum
+            return limit
+        power_of_two = math.ldexp(1.0, math.frexp(after_a_tie)[1])  # the next one above
+        num_steps = math.floor((min(limit, power_of_two) - after_a_tie) / rounded_step) - 2.0
+        if num_steps > 0.0 and total >= 0.5 * power_of_two:
+            total = after_a_tie + num_steps * rounded_step
+    return total
 
 
 @kernel
@@ -168,9 +218,10 @@ def handle_router_event(sim, kind, i):
         wake_router(sim)
     elif kind == SCRAPE:
         read_gauges(sim)
+        next_scrape = last_quiet_scrape(sim)
         push_later(sim, sim.now + sim.scrape_delay_s, encode(SCRAPE_VISIBLE, 0, 0, 0))
         if is_anything_coming(sim):
-            push_later(sim, sim.now + sim.scrape_interval_s, encode(SCRAPE, 0, 0, 0))
+            push_later(sim, next_scrape, encode(SCRAPE, 0, 0, 0))
     elif kind == SCRAPE_VISIBLE:
         show_scrape(sim, sim.now - sim.scrape_delay_s)
         wake_router(sim)

@@ -31,6 +31,7 @@ from pointsman.workload.spec import (
 from pointsman.workload.workload import NO_SESSION, Workload, clip_tokens
 
 DEFAULT_NUM_REQUESTS = 20_000
+MAX_TIME_S = 1e10  # about 300 years: beyond, a clock in doubles cannot tell microseconds apart
 Capacity = Callable[[], float]
 
 
@@ -46,9 +47,11 @@ def build_workload(
         workload = _replayed(spec, spec.trace, capacity_rps, base_dir)
         if spec.max_tokens is not None:
             clip_tokens(workload.num_prefill_tokens, workload.num_decode_tokens, spec.max_tokens)
+        _check_times("workload.trace", workload.arrived_at)
         return workload
     seeds = _Seeds(seed)
     times, think_s = _times(spec, capacity_rps, base_dir, seeds)
+    _check_times("workload.arrivals", np.concatenate((times, think_s)))
     num_requests = len(times)
     prefill, decode = _lengths(spec, num_requests, seeds, base_dir)
     return Workload(
@@ -70,6 +73,13 @@ def sample_lengths(
     For a synthetic workload they are those of `build_workload`; rows of a trace are drawn with replacement.
     """
     return _lengths(spec, num_requests, _Seeds(seed), base_dir)
+
+
+def _check_times(where: str, times_s: NDArray[np.float64]) -> None:
+    last_s = float(times_s.max())
+    if last_s > MAX_TIME_S:
+        remedy = "check the unit of times and rates" if where != "workload.trace" else "set its time_unit"
+        raise InputError(where, f"{last_s:.3g} s", "a request arrives after more than 300 years", remedy)
 
 
 class _Seeds:

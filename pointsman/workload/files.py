@@ -1,6 +1,8 @@
-"""From a file to a table of raw values: CSV, JSONL or Parquet, plain or gzip, recognised by their content.
+"""From a file to a table of raw values: CSV, JSON or Parquet, plain or gzip, recognised by their content.
 
-Values of text files stay text here: the numbers are made later, where an error can name line and value.
+CSV may have commas, semicolons or tabs; JSON is one object per line, or one list of objects, and the keys of
+objects in objects are joined by dots (`usage.prompt_tokens`). Values of text files stay text here: numbers
+are made later, where an error can name line and value.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ LINE = "#line"
 _READABLE = "give a CSV, JSONL or Parquet file, plain or gzip"
 # Optional keys (a session) may be absent from the first line of a JSONL file.
 _NUM_LINES_FOR_KEYS = 100
+_MAX_JSON_DEPTH = 5
+_SEPARATORS = ",;\t"
 
 
 @dataclass(frozen=True)
@@ -96,18 +100,20 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _csv_source(path: Path, data: bytes) -> TraceSource:
+    separator = max(_SEPARATORS, key=data.partition(b"\n")[0].decode("utf-8").count)
+
     def load(columns: list[str]) -> RawTable:
         try:
-            frame = pl.read_csv(io.BytesIO(data), columns=columns, infer_schema=False)
+            frame = pl.read_csv(io.BytesIO(data), columns=columns, infer_schema=False, separator=separator)
         except pl.exceptions.PolarsError as error:
             _reject_csv(path, data, error)
         return _table(path, frame.with_row_index(LINE, offset=2), "line")
 
     try:
-        columns = pl.read_csv(io.BytesIO(data), n_rows=0, infer_schema=False).columns
+        header = pl.read_csv(io.BytesIO(data), n_rows=0, infer_schema=False, separator=separator)
     except pl.exceptions.PolarsError as error:
         _reject_csv(path, data, error)
-    return TraceSource(path, columns, load)
+    return TraceSource(path, header.columns, load)
 
 
 def _reject_csv(path: Path, data: bytes, error: pl.exceptions.PolarsError) -> NoReturn:
@@ -131,18 +137,32 @@ def _jsonl_source(path: Path, data: bytes) -> TraceSource:
         lines = []
         for line, record in _json_records(path, data):
             lines.append(line)
+            flat = dict(_flat(record))
             for column, values in texts.items():
-                values.append(_as_text(record.get(column)))
+                values.append(_as_text(flat.get(column)))
         frame = pl.DataFrame({LINE: lines, **texts}, schema_overrides=dict.fromkeys(columns, pl.String))
-        return _table(path, frame, "line")
+        return _table(path, frame, "row" if _is_list(data) else "line")
 
     keys: dict[str, None] = {}
     for (_, record), _ in zip(_json_records(path, data), range(_NUM_LINES_FOR_KEYS), strict=False):
-        keys.update(dict.fromkeys(record))
+        keys.update(dict.fromkeys(key for key, _ in _flat(record)))
     return TraceSource(path, list(keys), load)
 
 
+def _flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Keys and values, those of objects within it included."""
+    for key, value in record.items():
+        if isinstance(value, dict) and prefix.count(".") < _MAX_JSON_DEPTH:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
 def _json_records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects and where they stand: line, or place in the list."""
+    if _is_list(data):
+        yield from _json_list(path, data)
+        return
     for line, text in enumerate(io.BytesIO(data), start=1):
         if not text.strip():
             continue
@@ -156,6 +176,23 @@ def _json_records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]
                 f"{path} line {line}", shown, "not a JSON object", "write one JSON object per line"
             )
         yield line, record
+
+
+def _is_list(data: bytes) -> bool:
+    return data.lstrip().startswith(b"[")
+
+
+def _json_list(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        records = json.loads(data)
+    except (ValueError, RecursionError):
+        problem = "begins with [ and is not a list in JSON"
+        raise _file_error(path, problem, "write one JSON object per line, or one list of them") from None
+    for place, record in enumerate(records, start=1):
+        if not isinstance(record, dict):
+            shown = _as_text(record)
+            raise InputError(f"{path} row {place}", shown, "not a JSON object", "give a list of objects")
+        yield place, record
 
 
 def _as_text(value: object) -> str | None:

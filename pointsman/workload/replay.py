@@ -43,6 +43,7 @@ def take(trace: Workload, rows: slice | NDArray[np.intp]) -> Workload:
         trace.num_decode_tokens[rows],
         trace.session[rows],
         trace.request_id[rows],
+        reading=trace.reading,
     )
 
 
@@ -92,4 +93,5 @@ def _repeat(trace: Workload, num_passes: int, num_rows: int) -> Workload:
         np.tile(trace.num_decode_tokens, num_passes),
         session,
         np.tile(trace.request_id, num_passes) + pass_of * num_rows,
+        reading=trace.reading,
     )

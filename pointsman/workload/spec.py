@@ -92,22 +92,21 @@ class ClosedArrivals(Spec):
 
 
 class TraceColumns(Spec):
-    """Which column of a generic file holds what."""
+    """Which column of a generic file holds what; what is absent is found by the usual names."""
 
-    arrived_at: str = Field("arrived_at", description="column of arrival times")
-    num_prefill_tokens: str = Field("num_prefill_tokens", description="column of prompt lengths, tokens")
-    num_decode_tokens: str = Field("num_decode_tokens", description="column of output lengths, tokens")
-    session: str | None = Field(None, description="column of session names; default session_id or session")
+    arrived_at: str | None = Field(None, description="column of arrival times")
+    num_prefill_tokens: str | None = Field(None, description="column of prompt lengths, tokens")
+    num_decode_tokens: str | None = Field(None, description="column of output lengths, tokens")
+    session: str | None = Field(None, description="column of session names")
 
 
 class TraceFile(Spec):
     path: str = Field(min_length=1, description="CSV, JSONL or Parquet file, plain or gzip")
     format: FormatName = Field("auto", description="auto recognises the columns")
     columns: TraceColumns | None = Field(None, description="column names of a generic file")
-    time_unit: TimeUnit | None = Field(None, description="unit of numeric times; default: the format's")
-    start_at_zero: bool | None = Field(
-        None,
-        description="shift times so that the first is 0 s; default: only for calendar times and BurstGPT",
+    time_unit: TimeUnit | None = Field(None, description="unit of numeric times; default: recognised")
+    start_at_zero: bool = Field(
+        True, description="shift times so that the first is 0 s; false keeps numbers as they are"
     )
 
     @model_validator(mode="after")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pointsman.workload.reading import TraceReading
+
 NO_SESSION = -1
 
 
@@ -26,6 +28,7 @@ class Workload:
     request_id: NDArray[np.int64]  # [N] row in the source; pass k over a trace of n rows adds k * n
     num_users: int = 0
     think_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # [N] if closed loop, else [0]
+    reading: TraceReading | None = None  # of the file that the times are from
 
     def __post_init__(self) -> None:
         num_requests = len(self.arrived_at)

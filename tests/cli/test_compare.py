@@ -142,7 +142,7 @@ def test_one_seed_has_no_interval(cli: Cli) -> None:
 def test_seeds_of_a_trace_say_little(cli: Cli, tmp_path: Path) -> None:
     result = cli("compare", config_file(tmp_path, "0,10,3", "1,10,3"), *THREE, "--seeds", 2)
     assert result.status == 0
-    assert result.err.startswith("warning: cluster: a trace is the same for every seed")
+    assert "\nwarning: cluster: a trace is the same for every seed" in result.err
 
 
 def test_a_failure_leaves_nothing_behind(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from numba.core import event
 
 from pointsman import __version__
-from pointsman.cli.console import compilation_announced, say, warnings_as_lines
+from pointsman.cli.console import compilation_announced, notices_as_lines, say
 from pointsman.errors import PointsmanWarning
 from pointsman.simulator.run import run
 
@@ -71,7 +71,7 @@ def test_lines_are_never_wrapped_nor_marked_up(capsys: pytest.CaptureFixture[str
 
 
 def test_each_warning_is_said_once_and_others_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(DeprecationWarning, match="other"), warnings_as_lines():
+    with pytest.warns(DeprecationWarning, match="other"), notices_as_lines():
         for text in ("first", "second", "first"):
             warnings.warn(PointsmanWarning(text), stacklevel=1)
         warnings.simplefilter("always")

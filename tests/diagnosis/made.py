@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pointsman.diagnosis.curves import Array, RunFacts, RunLog
-from pointsman.diagnosis.findings import diagnose
+from pointsman.diagnosis.findings import Finding, diagnose
 
 ROWS = 120
 EVALUATE_EVERY = 5
@@ -84,6 +84,8 @@ def healthy(seed: int = 0, rows: int = ROWS) -> dict[str, Array]:
         "time/inference_s": noisy(0.3, 0.05),
         "time/update_s": noisy(0.6, 0.05),
         "steps_per_s": noisy(1600.0, 100.0),
+        "safety/entropy": np.zeros(rows),
+        "safety/kl": np.zeros(rows),
     }
 
 
@@ -99,5 +101,10 @@ def foreign(columns: Mapping[str, Array]) -> RunLog:
 
 
 def found(log: RunLog) -> dict[str, str]:
-    """Names and severities, the worst first."""
-    return {finding.name: finding.severity for finding in diagnose(log).findings}
+    """Names and severities, the worst first, each followed by what it explains."""
+    return {one.name: one.severity for one in told(log)}
+
+
+def told(log: RunLog) -> list[Finding]:
+    """Causes and their symptoms."""
+    return [one for cause in diagnose(log).findings for one in (cause, *cause.symptoms)]

@@ -11,7 +11,7 @@ import pytest
 
 from pointsman.diagnosis.curves import RunLog
 from pointsman.diagnosis.findings import Diagnosis, diagnose, sparkline
-from pointsman.diagnosis.rule import Evidence, Looked, Margin, Rule, Severity
+from pointsman.diagnosis.rule import Evidence, Looked, Margin, Rule, Severity, Unclear
 from pointsman.errors import InputError
 from pointsman.plain import to_json
 
@@ -61,6 +61,31 @@ def test_a_rule_that_cannot_be_asked_says_why() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("names", "verdict", "text"),
+    [
+        (tuple(healthy(rows=8)), "clean", "nothing went wrong, as far as"),
+        (("update", "approx_kl_mean", "lr"), "unclear", "it does not tell how good the policy is"),
+        (("update", "entropy_frac", "approx_kl_mean", "v_loss"), "unclear", "how good the policy is"),
+        (("update", "eval_mean_return", "lr"), "unclear", "how large its updates are, how much it explores"),
+        (("update", "mean_ep_return", "entropy_frac", "approx_kl_mean"), "clean", "nothing went wrong"),
+    ],
+)
+def test_a_log_that_tells_little_gets_no_clean_bill(names: tuple[str, ...], verdict: str, text: str) -> None:
+    diagnosis = diagnose(foreign({name: healthy()[name] for name in names}))
+    assert diagnosis.verdict == verdict
+    assert text in diagnosis.verdict_text
+    assert f"{diagnosis.num_judged} of {diagnosis.num_rules} rules" in diagnosis.verdict_text
+    assert diagnosis.num_judged + len(diagnosis.not_judged) == diagnosis.num_rules
+    assert diagnosis.is_clean == (verdict == "clean")
+
+
+def test_a_rule_that_has_its_columns_and_still_cannot_tell_counts_as_not_judged() -> None:
+    diagnosis = diagnose(make(healthy()), [rule("a", Unclear("too few of a kind")), rule("b", None)])
+    assert [(one.name, one.why) for one in diagnosis.not_judged] == [("a", "too few of a kind")]
+    assert (diagnosis.num_judged, diagnosis.num_rules) == (1, 2)
+
+
 def test_a_rule_that_stumbles_costs_no_other_finding() -> None:
     def stumble(log: RunLog) -> Looked:
         raise ZeroDivisionError("by a log nobody thought of")
@@ -78,7 +103,7 @@ def test_json_is_plain() -> None:
     plain = json.loads(to_json(diagnosis.to_dict()))
     (finding,) = plain["findings"]
     assert finding["figures"] == {"figure": 1.0}
-    assert set(plain) == set(Diagnosis.__dataclass_fields__) | {"is_clean"}
+    assert set(plain) == set(Diagnosis.__dataclass_fields__) | {"is_clean", "num_judged", "verdict"}
 
 
 @pytest.mark.parametrize(

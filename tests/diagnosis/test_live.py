@@ -65,5 +65,7 @@ def test_a_run_that_the_trainer_stops_is_diagnosed(tmp_path: Path, monkeypatch: 
         runs.start(config(20), tmp_path / "run", listener, lambda: False)
     assert [one.name for one in listener.heard] == ["mask-bug"]
     diagnosis = diagnose(read_run(tmp_path / "run"))
-    assert [one.name for one in diagnosis.findings] == ["mask-bug", "stopped"]
-    assert "illegal: a mask is wrong" in diagnosis.findings[1].evidence
+    (cause,) = diagnosis.findings
+    (symptom,) = cause.symptoms
+    assert (cause.name, symptom.name) == ("mask-bug", "stopped")
+    assert "illegal: a mask is wrong" in symptom.evidence

@@ -13,7 +13,7 @@ from pointsman.diagnosis.curves import Array, RunLog
 from pointsman.diagnosis.findings import diagnose
 from pointsman.diagnosis.rules import RULES
 
-from .made import CONFIG, GAIN, HEADROOM, ROWS, foreign, found, healthy, make
+from .made import CONFIG, GAIN, HEADROOM, ROWS, foreign, found, healthy, make, told
 
 Columns = dict[str, Array]
 DONE = np.arange(1.0, ROWS + 1) / ROWS
@@ -61,6 +61,7 @@ def noisy(level: Any, size: float) -> Array:
 
 
 BEHIND = np.full(ROWS, -0.3)
+AT_DROPS = np.isin(np.arange(ROWS) // 5, (8, 13, 19)).astype(float)  # for one evaluation each
 SHOWS: dict[str, tuple[RunLog, str]] = {
     "diverged": (make(healthy(), stopped=stopped("DivergedError", "v_loss is not finite")), "bad"),
     "stale-mask": (make(with_(healthy(), invalid_frac=0.01, invalid_late_frac=noisy(0.97, 0.01))), "bad"),
@@ -103,7 +104,15 @@ SHOWS: dict[str, tuple[RunLog, str]] = {
         "bad",
     ),
     "short-sighted": (make(scored(BEHIND), config=discount(0.5)), "bad"),
-    "training-evaluation-gap": (make(scored(-0.3 - 0.2 * DONE)), "bad"),
+    "wrong-sign": (make(scored(-0.3 - 0.2 * DONE)), "bad"),
+    "training-evaluation-gap": (
+        make(
+            with_(
+                scored(np.interp(DONE, [0.0, 0.4, 1.0], [-0.3, 0.05, -0.4])), mean_ep_return=noisy(DONE, 0.1)
+            )
+        ),
+        "bad",
+    ),
     "baseline-at-the-ceiling": (
         make(scored(BEHIND), headroom=headroom(share=0.0, per_second=0.0, above_random=0.001)),
         "bad",
@@ -111,6 +120,32 @@ SHOWS: dict[str, tuple[RunLog, str]] = {
     "critic-bottleneck": (
         make(with_(scored(BEHIND), explained_variance=noisy(-0.2, 0.3), v_loss=noisy(0.5, 0.05))),
         "bad",
+    ),
+    "value-loss-at-drops": (
+        make(
+            with_(
+                scored(0.05 - 0.1 * AT_DROPS),
+                v_loss=0.02 + 0.3 * AT_DROPS * (np.arange(ROWS) % 5 == 3),
+            )
+        ),
+        "warning",
+    ),
+    "noop-jump": (make(with_(healthy(), noop_frac=noisy(0.04 + 0.4 * LATE, 0.01))), "warning"),
+    "noop-gap": (
+        make(
+            with_(scored(BEHIND), eval_noop_frac=np.where(np.isfinite(healthy()["eval_score"]), 0.7, np.nan))
+        ),
+        "warning",
+    ),
+    "no-gain": (
+        make(with_(scored(BEHIND), mean_ep_return=noisy(-5.0, 0.3), reward_mean=noisy(0.0, 0.1))),
+        "warning",
+    ),
+    "limits-passed": (
+        make(
+            with_(healthy(), safety__kl=np.cumsum(np.arange(ROWS) % 3 == 0), safety__queue=np.floor(9 * DONE))
+        ),
+        "warning",
     ),
     "stuck-at-uniform": (
         make(with_(healthy(), entropy_frac=noisy(0.99, 0.003), mean_ep_return=noisy(-5.0, 0.3))),
@@ -156,6 +191,19 @@ SPARES: dict[str, RunLog] = {
         )
     ),
     "short-sighted": make(healthy(), config=discount(0.85)),  # but it works
+    "wrong-sign": make(scored(np.interp(DONE, [0.0, 0.4, 1.0], [-0.3, 0.05, -0.2]))),  # it had gained first
+    "value-loss-at-drops": make(  # spikes, but elsewhere
+        with_(
+            scored(0.05 - 0.1 * AT_DROPS),
+            v_loss=0.02 + 0.3 * np.roll(AT_DROPS, 10) * (np.arange(ROWS) % 5 == 3),
+        )
+    ),
+    "noop-jump": make(with_(healthy(), noop_frac=noisy(0.04 + 0.4 * DONE, 0.01))),  # gradually
+    "noop-gap": make(with_(scored(BEHIND), noop_frac=noisy(0.25, 0.02))),
+    "no-gain": make(
+        with_(scored(np.full(ROWS, 0.05)), mean_ep_return=noisy(-5.0, 0.3))
+    ),  # good from the start
+    "limits-passed": make(with_(healthy(), safety__kl=np.minimum(np.arange(ROWS), 3))),  # early, and no more
     "training-evaluation-gap": make(
         with_(scored(BEHIND), mean_ep_return=noisy(-5.0, 0.3), reward_mean=noisy(0.0, 1.0))
     ),
@@ -207,7 +255,7 @@ def test_noise_alone_triggers_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("rows", [8, 20, 400])
 def test_short_and_long_runs_are_no_reason_for_findings(rows: int) -> None:
-    assert diagnose(make(healthy(3, rows))).is_clean
+    assert diagnose(make(healthy(3, rows))).verdict == ("unclear" if rows == 8 else "clean")
 
 
 # Of `pointsman train --env jobs`, 32 updates of 256 decisions: entropies, and the episodes that ended.
@@ -262,7 +310,7 @@ def short_run(sign: float) -> RunLog:
 def test_a_run_too_short_to_show_its_rise_is_no_bad_one() -> None:
     """From 0.44 to 0.55, but a dozen episodes spread by 0.3; the other way round it is bad all the same."""
     assert found(short_run(1.0))["stuck-at-uniform"] == "warning"
-    (falling,) = (one for one in diagnose(short_run(-1.0)).findings if one.name == "stuck-at-uniform")
+    (falling,) = (one for one in told(short_run(-1.0)) if one.name == "stuck-at-uniform")
     assert falling.severity == "bad"
     assert "did not rise (-0.437 at first, -0.553 now)" in falling.evidence
 
@@ -280,6 +328,32 @@ def test_causes_come_before_symptoms() -> None:
     names = list(found(make(columns)))
     assert names[0] == "flat-learning"
     assert {"critic-bottleneck", "stuck-at-uniform"} <= set(names)
+
+
+def test_a_jump_of_no_ops_that_the_policy_or_the_curriculum_explains_is_none() -> None:
+    jump = noisy(0.04 + 0.4 * LATE, 0.01)
+    changed_its_mind = with_(healthy(), noop_frac=jump, entropy_frac=noisy(0.7 - 0.3 * LATE, 0.01))
+    assert "noop-jump" not in found(make(changed_its_mind))
+    planned = with_(healthy(), noop_frac=jump, stage=LATE)
+    assert found(make(planned))["noop-jump"] == "note"
+
+
+@pytest.mark.parametrize(("greedy", "why"), [(0.68, "sampling hides"), (0.05, "another workload")])
+def test_a_gap_of_no_ops_says_whether_it_is_the_arg_max(greedy: float, why: str) -> None:
+    columns = with_(SHOWS["noop-gap"][0].columns, greedy_noop_frac=greedy)
+    (finding,) = [one for one in told(make(columns)) if one.name == "noop-gap"]
+    assert why in finding.evidence
+
+
+def test_limits_that_ended_the_run_are_bad_and_counted() -> None:
+    log = make(
+        with_(healthy(), safety__latency=np.cumsum(np.arange(ROWS) % 10 == 0)),
+        stopped=stopped("SafetyError", "update 120: too many episodes were ended"),
+    )
+    first = diagnose(log).findings[0]
+    assert (first.name, first.severity) == ("limits-passed", "bad")
+    assert "latency: 12 times; 6 of them in the second half" in first.evidence
+    assert [one.name for one in first.symptoms] == ["stopped"]
 
 
 Change = Callable[[Columns], Columns]
@@ -324,7 +398,7 @@ def test_what_began_when() -> None:
     log, _ = SHOWS["mask-bug"]
     (finding,) = [one for one in diagnose(log).findings if one.name == "mask-bug"]
     assert (finding.began_at, finding.x_name) == (ROWS / 2 + 1, "update")
-    drift = next(one for one in diagnose(SHOWS["slow-drift"][0]).findings if one.name == "slow-drift")
+    drift = next(one for one in told(SHOWS["slow-drift"][0]) if one.name == "slow-drift")
     assert drift.began_at == pytest.approx(0.3 * ROWS, abs=15)
 
 

@@ -9,8 +9,9 @@ from pointsman.config import SloSpec
 from pointsman.errors import InputError
 from pointsman.experiments.metrics import measure, slo_excess
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, OBJECTIVES, Objective, find_objective
+from pointsman.experiments.running import run_to_end
 from pointsman.experiments.scenarios import find_scenario
-from pointsman.experiments.simulate import prepare, run_to_end
+from pointsman.experiments.simulate import prepare
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 

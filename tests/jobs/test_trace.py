@@ -49,6 +49,26 @@ def test_own_columns_need_no_map(tmp_path: Path) -> None:
     assert columns(read(tmp_path, PLAIN)) == [[40, 100, 300], [20.5, 50, 7], [1, 2, 8], [1, 9, 10]]
 
 
+def test_unix_times_in_milliseconds_are_no_seconds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "submitted_at,duration_ms,gpus\n1714557600000,50000,2\n1714557601500,7000,8\n"
+    with caplog.at_level("INFO", logger="pointsman"):
+        jobs = read(tmp_path, text)
+    assert np.diff(jobs.arrived_at).tolist() == [1.5]
+    assert jobs.duration_s.tolist() == [50.0, 7.0]
+    assert "2 jobs in 1.5 s" in caplog.text
+    assert "times in 'submitted_at' read as Unix time in milliseconds from 2024-05-01 10:00:00" in caplog.text
+
+
+def test_starts_and_ends_may_be_written_in_two_ways(tmp_path: Path) -> None:
+    text = "submit_time,start_time,end_time,num_gpus\n1714557600,1714557600000,2024-05-01 10:00:30,1\n"
+    assert columns(read(tmp_path, text))[1:3] == [[30.0], [1]]
+
+
+def test_usual_names_need_no_map(tmp_path: Path) -> None:
+    with pytest.warns(PointsmanWarning, match="1 need no GPU"):
+        assert columns(read(tmp_path, HELIOS))[1:] == [[60, 249], [1, 4], [5, 5]]
+
+
 def test_helios(tmp_path: Path) -> None:
     named = {"submitted_at": "submit_time", "duration_s": "duration", "gpus": "gpu_num"}
     with pytest.warns(PointsmanWarning, match="of 3 jobs, 1 need no GPU, and are left out"):
@@ -99,7 +119,11 @@ def test_what_does_not_fit_is_left_out_or_cut(tmp_path: Path) -> None:
     [
         ("", {}, "the file is empty"),
         ("submitted_at,duration_s,gpus\n", {}, "a header but no requests"),
-        ("a,b\n1,2\n", {}, "column 'submitted_at' for submitted_at is missing from a, b; map the columns"),
+        (
+            "a,b\n1,2\n",
+            {},
+            "for times of submission and numbers of GPUs among a, b; add it, or name it",
+        ),
         (PLAIN, {"columns": {"gpus": "width"}}, "column 'width' for gpus is missing"),
         (PLAIN.replace("20.5", "-1"), {}, r"line 3, column duration_s = '-1': a negative duration"),
         (PLAIN.replace("20.5", "long"), {}, r"line 3, column duration_s = 'long': not a number"),

@@ -1,4 +1,4 @@
-"""How fast a replica is: given, looked up, or found out while it serves."""
+"""How fast a replica is, found out while it serves."""
 
 from __future__ import annotations
 
@@ -6,34 +6,10 @@ import numpy as np
 import pytest
 from simulator.factories import make_cluster, random_workload
 
-from pointsman.routing.books import Ledger
-from pointsman.routing.calibration import FIGURES, LOWEST, Estimator, known_figures, pooled, usual_figures
-from pointsman.simulator.plan import plan_replicas
-from pointsman.simulator.spec import ClusterSpec, ReplicaGroup
+from pointsman.routing.books import Books
+from pointsman.routing.calibration import FIGURES, LOWEST, USUAL, Estimator, pooled
 
 from .recording import Decision, record, replay
-
-
-def test_figures_are_given_or_looked_up() -> None:
-    plan = plan_replicas(ClusterSpec(replicas=1, model="Llama-3-8B", device="H100"))[0]
-    looked_up = known_figures({"model": "Llama-3-8B", "device": "H100", "step_floor_s": 0.5})
-    assert looked_up["step_floor_s"] == 0.5
-    assert looked_up["prefill_s_per_token"] == plan.prefill_s_per_token
-    assert looked_up["kv_capacity_tokens"] == plan.kv_capacity_tokens
-    assert known_figures({"kv_capacity_tokens": 5000}) == {"kv_capacity_tokens": 5000.0}
-    assert known_figures(None) == {}
-
-
-def test_weights_are_those_of_the_simulator() -> None:
-    spec = ClusterSpec(replicas=tuple(ReplicaGroup(device=name) for name in ("A100-80", "H100", "L40S")))
-    plans = plan_replicas(spec)
-    speeds = np.array([1 / plan.typical_step_s for plan in plans])
-    ledger = Ledger(now=0.0)
-    slots = [
-        ledger.add(group.device or "", {"model": spec.model, "device": group.device}) for group in spec.groups
-    ]
-    found = [ledger.replica_signals(slot)["weight"] for slot in slots]
-    np.testing.assert_allclose(found, speeds / speeds.mean())
 
 
 def test_steps_are_fitted_by_a_line_that_prompts_do_not_bend() -> None:
@@ -77,7 +53,7 @@ def test_what_was_seen_long_ago_is_forgotten() -> None:
 def test_what_is_nearly_the_same_is_taken_to_be() -> None:
     one, two, three = pooled([{"step_floor_s": 0.010}, {"step_floor_s": 0.011}, {"step_floor_s": 0.030}])
     assert one["step_floor_s"] == two["step_floor_s"] == 0.011 and three["step_floor_s"] == 0.030
-    assert one["kv_capacity_tokens"] == usual_figures()["kv_capacity_tokens"]
+    assert one["kv_capacity_tokens"] == USUAL["kv_capacity_tokens"]
 
 
 def test_a_router_finds_out_how_fast_its_replicas_are() -> None:
@@ -91,14 +67,14 @@ def test_a_router_finds_out_how_fast_its_replicas_are() -> None:
         return 1 + int(rng.random() < 0.25)
 
     recording = record(cluster, random_workload(1200, 9.0, seed=4, mean_tokens=150.0), in_turn)
-    ledger = Ledger(now=0.0)
-    for _ in replay(recording, ledger, is_calibrated=False):
+    books = Books(now=0.0)
+    for _ in replay(recording, books, is_calibrated=False):
         pass
     for k, plan in enumerate(recording.plans):
-        found = ledger.replica_signals(k)
+        found = books.replica_signals(k)
         # Steps with a part of a prompt in them are among those seen: a router cannot tell.
         assert found["step_floor_s"] == pytest.approx(plan.step_floor_s, rel=0.35), k
         assert found["kv_capacity_tokens"] == pytest.approx(plan.kv_capacity_tokens, rel=0.25), k
         assert found["prefill_s_per_token"] == pytest.approx(plan.prefill_s_per_token, rel=1.0), k
-    slow, fast = ledger.replica_signals(1)["weight"], ledger.replica_signals(0)["weight"]
+    slow, fast = books.replica_signals(1)["weight"], books.replica_signals(0)["weight"]
     assert fast / slow == pytest.approx(2.5, rel=0.3)

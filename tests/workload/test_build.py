@@ -103,8 +103,17 @@ def test_closed_loop() -> None:
 def test_times_of_a_trace_with_other_lengths(tmp_path: Path) -> None:
     path = vidur_file(tmp_path, "1.0,10,1", "2.0,20,2")
     workload = build_workload(synthetic({"kind": "trace", "path": path.name}), 0, base_dir=tmp_path)
-    assert workload.arrived_at.tolist() == [1.0, 2.0]
+    assert workload.arrived_at.tolist() == [0.0, 1.0]
     assert workload.num_prefill_tokens.tolist() == [100, 100]
+
+
+@pytest.mark.parametrize("arrivals", [{"kind": "poisson", "rate": 1e-12}, {"kind": "closed", "users": 1}])
+def test_a_clock_that_cannot_tell_seconds_apart_is_refused(arrivals: dict[str, Any]) -> None:
+    """At 10^12 s two events a millisecond apart may fall together."""
+    if arrivals["kind"] == "closed":
+        arrivals = arrivals | {"think_s": 1e12}
+    with pytest.raises(InputError, match="more than 300 years"):
+        build_workload(synthetic(arrivals), 0)
 
 
 def test_max_tokens_bounds_drawn_lengths() -> None:

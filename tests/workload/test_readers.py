@@ -75,7 +75,7 @@ def parquet_bytes(rows: list[tuple[float, int, int]]) -> bytes:
 def test_round_trip_is_exact(
     tmp_path: Path, encode: Callable[[Any], bytes], pack: Callable[[bytes], bytes], rows: Any
 ) -> None:
-    workload = read(write(tmp_path, pack(encode(rows)), "trace"))
+    workload = read(write(tmp_path, pack(encode(rows)), "trace"), time_unit="s", start_at_zero=False)
     order = sorted(range(len(rows)), key=lambda row: rows[row][0])
     assert as_rows(workload) == [rows[row] for row in order]
     assert workload.request_id.tolist() == order
@@ -117,13 +117,13 @@ def test_mooncake_counts_milliseconds(tmp_path: Path) -> None:
         '{"timestamp": 3001, "input_length": 7322, "output_length": 490, "hash_ids": [0, 14]}',
     ]
     workload = read(write(tmp_path, "\n".join(lines)))
-    assert as_rows(workload) == [(0.027, 6758, 500), (3.001, 7322, 490)]
+    assert as_rows(workload) == [(0.0, 6758, 500), (2.974, 7322, 490)]
 
 
 @pytest.mark.parametrize(("unit", "per_s"), [("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
 def test_units_are_divided_exactly(tmp_path: Path, unit: str, per_s: float) -> None:
     rows = [f"{number},1,1" for number in range(1, 2_000)]
-    times = read(vidur_file(tmp_path, *rows), time_unit=unit).arrived_at
+    times = read(vidur_file(tmp_path, *rows), time_unit=unit, start_at_zero=False).arrived_at
     assert times.tolist() == [number / per_s for number in range(1, 2_000)]
 
 
@@ -150,10 +150,10 @@ def test_burstgpt_of_failures_alone(tmp_path: Path) -> None:
 def test_generic_columns_unit_and_shift(tmp_path: Path) -> None:
     path = write(tmp_path, "ts,in,out,user\n1700000000500,10,1,ann\n1700000000000,20,2,bob\n")
     columns = TraceColumns(arrived_at="ts", num_prefill_tokens="in", num_decode_tokens="out", session="user")
-    workload = read(path, columns=columns, time_unit="ms")
+    workload = read(path, columns=columns, time_unit="ms", start_at_zero=False)
     assert as_rows(workload) == [(1700000000.0, 20, 2), (1700000000.5, 10, 1)]
     assert workload.session.tolist() == [1, 0]
-    shifted = read(path, columns=columns, time_unit="ms", start_at_zero=True)
+    shifted = read(path, columns=columns, time_unit="ms")
     assert shifted.arrived_at.tolist() == [0.0, 0.5]
 
 
@@ -197,8 +197,10 @@ def test_equal_times_keep_the_order_of_the_file(tmp_path: Path) -> None:
     assert workload.request_id.tolist() == [1, 3, 0, 2]
 
 
-def test_times_of_vidur_stay_as_given(tmp_path: Path) -> None:
-    assert read(vidur_file(tmp_path, "17.25,1,1")).arrived_at.tolist() == [17.25]
+def test_times_start_at_0_unless_they_shall_not(tmp_path: Path) -> None:
+    path = vidur_file(tmp_path, "17.25,1,1", "18.5,1,1")
+    assert read(path).arrived_at.tolist() == [0.0, 1.25]
+    assert read(path, start_at_zero=False).arrived_at.tolist() == [17.25, 18.5]
 
 
 @pytest.mark.parametrize(
@@ -208,11 +210,13 @@ def test_times_of_vidur_stay_as_given(tmp_path: Path) -> None:
         f"\ufeff{VIDUR_HEADER}\n0.5,3,4",
         f"{VIDUR_HEADER}\n\n0.5, 3 ,4.0\n\n",
         f'{VIDUR_HEADER}\n"0.5","3","4"\n',
+        f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", ";"),
+        f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", "\t"),
     ],
-    ids=["crlf", "byte order mark", "blank lines and spaces", "quotes"],
+    ids=["crlf", "byte order mark", "blank lines and spaces", "quotes", "semicolons", "tabs"],
 )
 def test_ways_to_write_the_same_csv(tmp_path: Path, text: str) -> None:
-    assert as_rows(read(write(tmp_path, text))) == [(0.5, 3, 4)]
+    assert as_rows(read(write(tmp_path, text), start_at_zero=False)) == [(0.5, 3, 4)]
 
 
 def test_lengths_alone(tmp_path: Path) -> None:
@@ -297,9 +301,12 @@ def test_bad_calendar_time(tmp_path: Path) -> None:
         (gzip.compress(b"", mtime=0), "the file is empty"),
         (VIDUR_HEADER, "no requests"),
         (f"{VIDUR_HEADER}\n\n\n", "no requests"),
-        ("arrived_at,num_prefill_tokens\n0,1\n", "column 'num_decode_tokens' of format vidur is missing"),
-        ("a,b,c\n1,2,3\n", "columns a, b, c are of no known format"),
-        ('{"a": 1}\n', "columns a are of no known format"),
+        ("arrived_at,num_prefill_tokens\n0,1\n", "no known column for output lengths among arrived_at, num"),
+        (
+            "a,b,c\n1,2,3\n",
+            "no known column for arrival times and prompt lengths and output lengths among a, b, c",
+        ),
+        ('{"a": 1}\n', "lengths among a; add it, or name it with trace: {path: trace.csv, columns: {arr"),
         (f"{VIDUR_HEADER}\n0,1,1,1\n", "4 fields, but the header has 3"),
         (f'{VIDUR_HEADER}\n0,"1,1\n', "cannot be parsed as CSV"),
         (gzip.compress(csv_bytes([(0.5, 1, 1)] * 50), mtime=0)[:-20], "truncated gzip"),
@@ -351,7 +358,7 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
 
 
 def test_explicit_format_that_doesn_t_fit(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="column 'ContextTokens' of format azure is missing"):
+    with pytest.raises(InputError, match="column 'TIMESTAMP' for arrived_at is missing from arrived_at"):
         read(vidur_file(tmp_path, "0,1,1"), format="azure")
 
 
@@ -371,3 +378,97 @@ def test_public_traces(name: str, num_requests: int, span_s: float) -> None:
     assert len(workload) == num_requests
     assert workload.arrived_at[0] == 0.0
     assert workload.arrived_at[-1] == pytest.approx(span_s, abs=1e-9)
+
+
+EPOCH_S = 1_714_557_600  # 2024-05-01 10:00 UTC
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        (f"{EPOCH_S}", f"{EPOCH_S + 1.5}", "Unix time in seconds from 2024-05-01 10:00:00 UTC"),
+        (f"{EPOCH_S}000", f"{EPOCH_S + 1}500", "Unix time in milliseconds"),
+        (f"{EPOCH_S}000000", f"{EPOCH_S + 1}500000", "Unix time in microseconds"),
+        (f"{EPOCH_S}000000000", f"{EPOCH_S + 1}500000000", "Unix time in nanoseconds"),
+        ("2024-05-01T10:00:00Z", "2024-05-01T12:00:01.500+02:00", "dates from 2024-05-01 10:00:00 UTC"),
+        ("2024/05/01 10:00:00", "2024/05/01 10:00:01,5", "dates from 2024-05-01 10:00:00 UTC"),
+        ("2024-05-01 10:00 UTC", "2024-05-01 10:00:01.5 UTC", "dates from 2024-05-01 10:00:00 UTC"),
+        ("17.0", "18.5", "seconds, the first moved to 0"),
+    ],
+)
+def test_ways_to_write_times_are_recognised_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, second: str, what: str
+) -> None:
+    path = write(tmp_path, f"created;prompt_tokens;completion_tokens\n{first};10;1\n{second};20;2\n")
+    with caplog.at_level("INFO", logger="pointsman"):
+        workload = read(path)
+    assert workload.arrived_at == pytest.approx([0.0, 1.5], abs=1e-6)
+    assert f"times in 'created' read as {what}" in caplog.text
+    assert "num_prefill_tokens = prompt_tokens" in caplog.text
+    assert workload.reading is not None and str(workload.reading) in caplog.text
+
+
+def test_dates_without_a_time_of_day(tmp_path: Path) -> None:
+    path = write(tmp_path, "date,prompt_tokens,completion_tokens\n2024-05-01,1,1\n2024-05-02,1,1\n")
+    assert read(path).arrived_at.tolist() == [0.0, 86400.0]
+
+
+def test_a_given_unit_wins(tmp_path: Path) -> None:
+    path = write(tmp_path, f"created,prompt_tokens,completion_tokens\n{EPOCH_S},1,1\n{EPOCH_S + 1500},1,1\n")
+    assert read(path, time_unit="ms").arrived_at.tolist() == [0.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("column", "gap_s"), [("arrival_ms", 1.5), ("Arrival Time (us)", 0.0015), ("arrival", 1500.0)]
+)
+def test_a_unit_in_the_name_of_a_column(tmp_path: Path, column: str, gap_s: float) -> None:
+    path = write(tmp_path, f"{column},input_tokens,output_tokens\n0,1,1\n1500,1,1\n")
+    assert read(path).arrived_at.tolist() == [0.0, gap_s]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "timestamp,prompt_tokens,completion_tokens",
+        "created_at,input_tokens,output_tokens",
+        "arrival_time,prompt_len,output_len",
+        "Start Time,Prompt Tokens,Completion Tokens",
+        "time,promptTokenCount,candidatesTokenCount",
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "timestamp,input_length,generated_tokens",
+        "TIMESTAMP, num_prompt_tokens ,num_generated_tokens",
+    ],
+)
+def test_usual_names_of_columns(tmp_path: Path, header: str) -> None:
+    path = write(tmp_path, f"id,{header},model\nx,5,10,1,m\ny,7,20,2,m\n")
+    assert as_rows(read(path)) == [(0.0, 10, 1), (2.0, 20, 2)]
+
+
+def test_a_log_of_answers_with_nested_usage(tmp_path: Path) -> None:
+    def answer(at: int, prompt: int, output: int) -> dict[str, Any]:
+        usage = {"prompt_tokens": prompt, "completion_tokens": output, "details": {"cached_tokens": 0}}
+        return {"id": "x", "object": "chat.completion", "created": EPOCH_S + at, "usage": usage}
+
+    answers = [answer(0, 10, 1), answer(1, 12, 0), answer(3, 20, 2)]
+    for text in ("\n".join(map(json.dumps, answers)), json.dumps(answers, indent=2)):
+        with pytest.warns(PointsmanWarning, match="1 of 3 requests failed"):
+            assert as_rows(read(write(tmp_path, text, "log.json"))) == [(0.0, 10, 1), (3.0, 20, 2)]
+
+
+def test_a_column_that_is_not_known_is_named_alone(tmp_path: Path) -> None:
+    path = write(tmp_path, "when,prompt_tokens,completion_tokens\n3,10,1\n4,20,2\n")
+    with pytest.raises(InputError, match=r"for arrival times among when, prompt.* \{arrived_at: NAME\}"):
+        read(path)
+    assert read(path, columns=TraceColumns(arrived_at="when")).arrived_at.tolist() == [0.0, 1.0]
+
+
+def test_texts_without_token_counts_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps([{"id": "a", "conversations": [{"from": "human", "value": "hi"}]}]))
+    with pytest.raises(InputError, match="prompt lengths and output lengths among id, conversations"):
+        read(path)
+
+
+def test_rows_out_of_order_are_sorted_and_said(tmp_path: Path) -> None:
+    workload = read(vidur_file(tmp_path, "5,1,1", "3,2,1", "9,3,1"))
+    assert workload.request_id.tolist() == [1, 0, 2]
+    assert str(workload.reading).endswith("; 1 rows were out of order and are sorted")

@@ -18,7 +18,7 @@ def replayed(
     folder: Path, capacity_rps: Any = None, rows: tuple[str, ...] = ROWS, **options: Any
 ) -> Workload:
     workload = {key: options.pop(key) for key in ("requests", "duration_s", "max_tokens") if key in options}
-    trace = {"path": str(vidur_file(folder, *rows)), **options}
+    trace = {"path": str(vidur_file(folder, *rows)), "start_at_zero": False, **options}
     return build_workload(spec(trace=trace, **workload), seed=0, capacity_rps=capacity_rps)
 
 

@@ -7,7 +7,7 @@ what it needs and what it means; its place here; a test on curves that show it a
 from __future__ import annotations
 
 from pointsman.diagnosis.rule import Rule
-from pointsman.diagnosis.rules import actions, bugs, rewards, scores, updates
+from pointsman.diagnosis.rules import actions, bugs, rewards, safety, scores, updates
 
 RULES: tuple[Rule, ...] = (
     *bugs.RULES,
@@ -17,7 +17,9 @@ RULES: tuple[Rule, ...] = (
     *rewards.EARNING_RULES,
     *updates.CRITIC_RULES,
     *actions.ENTROPY_RULES,
+    *actions.NOOP_RULES,
     *scores.RULES,
+    *safety.RULES,
     *updates.LAST_RULES,
     *bugs.LAST_RULES,
 )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointsman.diagnosis.curves import RunLog, Series
+from pointsman.diagnosis.curves import Array, RunLog, Series
 from pointsman.diagnosis.measures import (
     COLLAPSED,
+    MEDIAN_ERROR,
+    SIGNIFICANT,
     SLIGHTLY_LOST,
     ScoreCourse,
+    by_chance,
     first_x,
+    noise,
     progress,
     rise,
     running_median,
@@ -29,11 +33,15 @@ from pointsman.diagnosis.rule import (
     Margin,
     Rule,
     Severity,
+    Unclear,
 )
 
 NOOP_RISE = 0.1  # of all decisions
 NOOP_MUCH = 0.5
 NOOP_ALWAYS = 0.9
+NOOP_STEP = 0.15
+NOOP_GAP = 0.25
+STABLE_ENTROPY = 0.05  # of that of uniform actions
 ONE_ACTION = 0.8  # of what is not a no-op
 ONE_ACTION_RISE = 0.25
 UNIFORM = 0.95  # of the entropy of uniform actions
@@ -68,7 +76,71 @@ def _change(series: Series) -> float:
     return float(series.tail(0.2).mean() - series.head(0.2).mean())
 
 
+def noop_jump(log: RunLog) -> Looked:
+    """A step in the share of no-ops from one update to the next, where entropy makes none."""
+    series, entropy = log.together("noop_frac", "entropy_frac")
+    window = max(4, len(series) // 12)
+    if len(series) < 4 * window:
+        return Unclear(f"{len(series)} rows with both, needs {4 * window}")
+    middles = range(window, len(series) - window + 1)
+    changes = np.array([_step(series.y, i, window) for i in middles])
+    near = middles[int(np.abs(changes).argmax())]
+    around = range(max(near - window // 2, window), min(near + window // 2, len(series) - window) + 1)
+    at = max(around, key=lambda place: abs(_step(series.y, place, 2)))
+    change = _step(series.y, at, window)
+    smooth = running_median(series.y, window)[window - 1 :]
+    error = MEDIAN_ERROR * noise(series.y) * np.sqrt(2 / window)
+    limit = max(NOOP_STEP, (SIGNIFICANT + by_chance(len(series) // window)) * error)
+    is_sudden = abs(change) > 0.5 * float(np.ptp(smooth)) and _step(series.y, at, 2) / change > 0.7
+    if abs(change) < limit or not is_sudden:
+        return Margin(
+            "step in the no-op share from one update to the next", abs(change) if is_sudden else 0.0, limit
+        )
+    if abs(_step(entropy.y, at, window)) > STABLE_ENTROPY:
+        return None  # the policy itself changed its mind
+    before, after = np.median(series.y[at - window : at]), np.median(series.y[at : at + window])
+    stage = log.series("stage")
+    is_planned = (
+        len(np.unique(stage.between(float(series.x[at - 2]), float(series.x[min(at + 1, len(series) - 1)]))))
+        > 1
+    )
+    text = f"{log.label('noop_frac')} went from {before:.2f} to {after:.2f} at once, with entropy unchanged"
+    text += "; a stage of the curriculum began there" if is_planned else ""
+    figures = {"before": float(before), "after": float(after)}
+    return Evidence("note" if is_planned else "warning", text, figures, "noop_frac", float(series.x[at]))
+
+
+def _step(y: Array, at: int, window: int) -> float:
+    """How much the median after a place lies above the one before it."""
+    return float(np.median(y[at : at + window]) - np.median(y[at - window : at]))
+
+
+def noop_gap(log: RunLog) -> Looked:
+    training, evaluated = (
+        float(log.series(name).tail(0.3).mean()) for name in ("noop_frac", "eval_noop_frac")
+    )
+    gap, score = abs(evaluated - training), progress(log)
+    if gap < NOOP_GAP:
+        return Margin("no-op share, training against evaluation", gap, NOOP_GAP)
+    text = f"the share of no-ops is {training:.2f} in training and {evaluated:.2f} in evaluations"
+    if log.has("greedy_noop_frac"):
+        greedy = float(log.series("greedy_noop_frac").tail(0.3).mean())
+        is_arg_max = abs(greedy - evaluated) < abs(greedy - training)
+        text += f"; the arg-max in training's own states has {greedy:.2f}: "
+        text += (
+            "sampling hides what the policy prefers"
+            if is_arg_max
+            else "what is evaluated is another workload"
+        )
+    is_good = score is not None and score.name.startswith("eval") and not score.trouble
+    text += f"; {score.trouble}" if score is not None and score.trouble else ""
+    figures = {"training": training, "evaluation": evaluated}
+    return Evidence("note" if is_good else "warning", text, figures, "eval_noop_frac")
+
+
 def one_action(log: RunLog) -> Looked:
+    if len(log.group("action_share")) > 1:
+        return _one_named_action(log)
     noop = float(log.series("noop_frac").tail(0.5).mean()) if log.has("noop_frac") else 0.0
 
     def often(name: str) -> float:
@@ -86,6 +158,26 @@ def one_action(log: RunLog) -> Looked:
     text += f"({at_first:.0%} at first)" + (f"; {trouble}" if trouble else "")
     severity: Severity = "bad" if trouble else "warning"
     return Evidence(severity, text, {name: now}, name, first_x(series, series.y > ONE_ACTION * (1.0 - noop)))
+
+
+def _one_named_action(log: RunLog) -> Looked:
+    """Where it is known who was chosen: one may rightly be chosen most, but hardly nine times out of ten."""
+    shares, score = log.group("action_share"), progress(log)
+    noop = log.series("noop_frac").y if log.has("noop_frac") else np.zeros(log.num_rows)
+    name = max(shares, key=lambda one: shares[one].tail(0.2).mean())
+    series = Series(shares[name].x, shares[name].y / np.maximum(1.0 - noop, 0.01))
+    first, overall, now = (float(part.mean()) for part in (series.head(0.2), series.y, series.tail(0.2)))
+    if now < ONE_ACTION:
+        return Margin(f"share of the most chosen, {name}", now, ONE_ACTION)
+    text = f"{overall:.0%} of the decisions are for {name}, one of {len(shares)}: "
+    text += f"{first:.0%} at first, {now:.0%} at last"
+    has_risen = now - first >= ONE_ACTION_RISE
+    is_good = score is not None and score.name.startswith("eval") and not score.trouble
+    text += f"; {score.trouble}" if score is not None and score.trouble else ""
+    severity: Severity = "bad" if not is_good and (has_risen or now > NOOP_ALWAYS) else "warning"
+    column = f"action_share/{name}"
+    began = first_x(series, running_median(series.y, 3) > ONE_ACTION)
+    return Evidence(severity, text, {column: now, "overall": overall}, column, began)
 
 
 def stuck_at_uniform(log: RunLog) -> Looked:
@@ -183,6 +275,33 @@ COLLAPSE_RULES = (
         (
             Knob("network", "one that treats entities alike", "network.kind"),
             RAISE_ENTROPY,
+        ),
+    ),
+)
+
+NOOP_RULES = (
+    Rule(
+        "noop-jump",
+        "The share of no-ops jumps",
+        ("noop_frac", "entropy_frac"),
+        noop_jump,
+        "not the policy changed but what it meets: the workload, its seeds, the mask, the curriculum; or the "
+        "reward",
+        "what else changed at that update: configuration, resumed run, scenarios, share of legal no-ops",
+        (Knob("changes of workload", "gradual", "curriculum"),),
+        min_rows=16,
+    ),
+    Rule(
+        "noop-gap",
+        "Training and evaluation do nothing differently often",
+        ("noop_frac", "eval_noop_frac"),
+        noop_gap,
+        "training samples, evaluation takes the arg-max: a no-op that is a little likelier everywhere wins "
+        "every time; or the workloads differ",
+        "the evaluation of the sampled policy; no-ops of the arg-max in the states of training",
+        (
+            LOWER_ENTROPY,
+            Knob("training scenarios", "more like those evaluated", "env.scenarios"),
         ),
     ),
 )

@@ -8,13 +8,17 @@ import numpy as np
 
 from pointsman.diagnosis.curves import RunLog
 from pointsman.diagnosis.measures import (
+    BEHIND,
     LOST,
     MIN_SCORES,
     MOSTLY_LOST,
+    SIGNIFICANT,
     ScoreCourse,
+    noise,
     progress,
     rise,
     since,
+    stands_still,
     training_return,
 )
 from pointsman.diagnosis.rule import (
@@ -25,6 +29,7 @@ from pointsman.diagnosis.rule import (
     Margin,
     Rule,
     Severity,
+    Unclear,
 )
 
 CLIPPED = 0.25  # of the rewards
@@ -34,6 +39,7 @@ SMALL_GAIN = 0.05  # of the way from the worst policy to the best
 NEXT_DECISIONS, FEW_DECISIONS = 4, 10  # a horizon; or a share of an episode
 HORIZON_SHARE = 0.01
 CLEAR_RISE = 2.5  # standard errors
+NO_EVALUATION = "no evaluation to compare with"
 
 
 def saturation(log: RunLog) -> Looked:
@@ -138,9 +144,32 @@ def _horizon(log: RunLog) -> float | None:
     return float(max(by_time, discount["horizon_steps"]))
 
 
+def wrong_sign(log: RunLog) -> Looked:
+    """Training earns more and more, and the evaluation is worse than before training all along."""
+    score, earned = progress(log), training_return(log)
+    if score is None or score.name == "mean_ep_return":
+        return Unclear(NO_EVALUATION)
+    if len(earned) < 2 * MIN_SCORES or stands_still(log):
+        return None
+    fall = score.start - score.end
+    never_gained = (
+        score.best - score.start <= score.chance and (score.series.y[1:] < score.start).mean() > 0.9
+    )
+    has_fallen = fall > max(SIGNIFICANT * noise(score.series.y), score.chance, BEHIND * score.unit)
+    if not (never_gained and has_fallen and rise(earned) > CLEAR_RISE):
+        return None
+    first, last = earned.head(0.2).mean(), earned.tail(0.2).mean()
+    text = f"what it earns in training rose from {first:.3g} to {last:.3g}, while {score.label} only fell, "
+    text += f"from {score.start:.3g} to {score.end:.3g}"
+    figures = {"rise": rise(earned), "fall": fall}
+    return Evidence("bad", text, figures, score.name)
+
+
 def training_gap(log: RunLog) -> Looked:
     score, earned = progress(log), training_return(log)
     if score is None or score.name == "mean_ep_return":
+        return Unclear(NO_EVALUATION)
+    if stands_still(log, score.best_x):
         return None
     earned = earned.after(score.best_x)  # while the score fell
     if len(earned) < 2 * MIN_SCORES:
@@ -197,11 +226,21 @@ EARNING_RULES = (
         from_fraction=0.3,
     ),
     Rule(
+        "wrong-sign",
+        "The reward has the wrong sign",
+        ("score", "mean_ep_return|reward_mean"),
+        wrong_sign,
+        "the reward, or the term that weighs most, pays for what the evaluation punishes",
+        "the return of a policy known to be good and of one known to be bad, under the training reward",
+        (Knob("sign of the reward and of each term", "turn round where it is wrong", "env.reward"),),
+        from_fraction=0.3,
+    ),
+    Rule(
         "training-evaluation-gap",
         "Training/evaluation gap",
         ("score", "mean_ep_return|reward_mean"),
         training_gap,
-        "the reward is not what the evaluation measures (a sign, a term, a loophole), or the episodes differ",
+        "the reward is not what the evaluation measures (a term, a loophole), or the episodes differ",
         "the return of a policy known to be good and of one known to be bad, under the training reward",
         (
             Knob("reward", "towards what is evaluated", "env.reward"),

@@ -7,11 +7,16 @@ import numpy as np
 from pointsman.diagnosis.curves import RunLog
 from pointsman.diagnosis.measures import (
     LOST,
+    MEDIAN_ERROR,
     MOSTLY_LOST,
+    SIGNIFICANT,
     SLIGHTLY_LOST,
     has_kl_spike,
     noise,
     progress,
+    rise,
+    stands_still,
+    training_return,
 )
 from pointsman.diagnosis.rule import (
     FEWER_EPOCHS,
@@ -24,6 +29,7 @@ from pointsman.diagnosis.rule import (
     Margin,
     Rule,
     Severity,
+    Unclear,
 )
 
 SWING = 0.25  # of the gain, from one evaluation to the next
@@ -41,6 +47,8 @@ def slow_drift(log: RunLog) -> Looked:
             max(score.lost, 0.0),
             LOST,
         )
+    if stands_still(log, score.best_x):
+        return Unclear("the policy stands still: something else changes the score")
     around = kl.between(score.best_x, float(score.series.x[-1]))
     if not len(around) or has_kl_spike(log, score.best_x, float(score.series.x[-1])):
         return None  # overshoot
@@ -55,7 +63,7 @@ def best_early(log: RunLog) -> Looked:
     x = score.series.x
     place = (score.best_x - x[0]) / max(float(x[-1] - x[0]), 1e-12)
     is_mute = not log.has("approx_kl_mean")  # whether it was one large step or many small ones: who knows
-    if score.lost < SLIGHTLY_LOST or (place > 0.5 and not is_mute):
+    if score.lost < SLIGHTLY_LOST or (place > 0.5 and not is_mute) or stands_still(log, score.best_x):
         return None
     text = f"the best {score.label}, {score.best:.3g}, was at {log.x_name} {score.best_x:g}; "
     text += f"now {score.end:.3g}"
@@ -74,13 +82,13 @@ def brittle(log: RunLog) -> Looked:
     assert score is not None and mean_name is not None
     mean, worst = log.together(mean_name, "eval_min_block_return")
     if len(worst) < 6:
-        return None
+        return Unclear(f"{len(worst)} evaluations of blocks, needs 6")
     window = max(2, len(worst) // 6)
     third = len(worst) // 3
     before = slice(max(0, third - window), third)
     mean_gain = float(np.mean(mean.y[-window:]) - np.mean(mean.y[before]))
     worst_gain = float(np.median(worst.y[-window:]) - np.median(worst.y[before]))
-    chance = 3 * noise(worst.y) / np.sqrt(window)
+    chance = SIGNIFICANT * MEDIAN_ERROR * noise(worst.y) * np.sqrt(2 / window)  # of a difference of medians
     if mean_gain <= 0 or worst_gain > -max(chance, SWING * score.unit):
         return Margin(
             "worst block fell while the mean rose, of the gain",
@@ -93,18 +101,41 @@ def brittle(log: RunLog) -> Looked:
     return Evidence(severity, text, figures, "eval_min_block_return", float(worst.x[third]))
 
 
+def no_gain(log: RunLog) -> Looked:
+    """The score is where it was, though the policy moves; or nobody knows whether it does."""
+    score = progress(log)
+    assert score is not None
+    if stands_still(log):
+        return None  # that is the reason
+    moved = max(score.best - score.start, abs(score.end - score.start))
+    is_flat = moved < max(score.chance, 0.15 * abs(score.start))
+    if not is_flat or not score.trouble or rise(training_return(log)) > 2.5:
+        return None
+    kl = log.series("approx_kl_mean").y
+    text = f"{score.label} stays where it was: {score.start:.3g} at first, {score.end:.3g} now"
+    text += f"; KL {np.median(kl):.1g}" if len(kl) else ""
+    return Evidence("warning", text, {"score": score.end}, score.name)
+
+
 def oscillation(log: RunLog) -> Looked:
     score = progress(log)
     assert score is not None
     y = score.series.y[len(score.series) // 3 :]
-    if len(y) < 6 or not score.name.startswith("eval"):
-        return None
+    if not score.name.startswith("eval"):
+        return Unclear("no evaluations")
+    if len(y) < 6:
+        return Unclear(f"{len(y)} evaluations after the first third, needs 6")
+    if stands_still(log):
+        return Unclear("the policy stands still: something else changes the score")
     steps = np.diff(y)
     turns = float((np.sign(steps[1:]) * np.sign(steps[:-1]) < 0).mean())
     gain = max(score.best - score.start, score.unit) if score.baseline is None else score.unit
     swing = float(np.median(np.abs(steps)) / gain)
     if swing < SWING or turns < TURNS:
         return Margin("swing between evaluations, of the gain", swing, SWING)
+    if not log.is_ours and turns < _turns_by_chance(len(y)):
+        # Ours are evaluated on the same seeds every time; who knows how others are.
+        return Unclear("evaluations scatter as by chance: evaluate one checkpoint several times to tell")
     text = f"{score.label} turns at {turns:.0%} of the evaluations, by {swing:.0%} of its gain in the median"
     severity: Severity = "bad" if swing > 1.0 else "warning"
     return Evidence(
@@ -114,6 +145,11 @@ def oscillation(log: RunLog) -> Looked:
         score.name,
         float(score.series.x[0]),
     )
+
+
+def _turns_by_chance(num: int) -> float:
+    """The largest share of turning points that so many values of noise may well have."""
+    return 2 / 3 + SIGNIFICANT * float(np.sqrt((16 * num - 29) / 90)) / (num - 2)
 
 
 def futile_exploration(log: RunLog) -> Looked:
@@ -165,6 +201,17 @@ RULES = (
             Knob("advantages", "normalised by group", "ppo.normalise_advantages"),
             LARGER_BATCH,
         ),
+        from_fraction=0.3,
+    ),
+    Rule(
+        "no-gain",
+        "Nothing gained",
+        ("score",),
+        no_gain,
+        "advantages that are mostly noise: a reward that hardly depends on the actions, or features that do "
+        "not show what it depends on",
+        "what random actions and a good heuristic earn under this reward: is there a difference to learn?",
+        (Knob("reward", "denser, less noise", "env.reward"), LARGER_BATCH),
         from_fraction=0.3,
     ),
     Rule(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import comb
+
 import numpy as np
 
 from pointsman.diagnosis.curves import RunLog
@@ -10,14 +13,16 @@ from pointsman.diagnosis.measures import (
     LARGE_KL,
     LOST,
     MOSTLY_LOST,
+    SIGNIFICANT,
     ScoreCourse,
+    by_chance,
     first_x,
     has_kl_spike,
+    noise,
     progress,
-    rise,
     running_median,
     since,
-    training_return,
+    stands_still,
 )
 from pointsman.diagnosis.rule import (
     FEWER_EPOCHS,
@@ -34,16 +39,18 @@ from pointsman.diagnosis.rule import (
     Margin,
     Rule,
     Severity,
+    Unclear,
 )
 
 BRAKED = 0.8  # of the updates
 TINY_KL = 1e-5
-NO_KL = 1e-7
 SMALL_KL = 1e-4
 EXPLAINED = 0.15  # of the variance of returns
 BLIND = 0.1
 LONG_BLIND = 30  # updates: a critic that is blind for longer is worth a word though the score is fine
 KEPT_LOSS = 0.3  # of the value loss at first
+SHOCK = 3.0  # times the usual value loss
+COINCIDENCE = 0.05  # more likely ones prove nothing
 ENV_SHARE = 0.15  # of the time
 CRITIC_WINDOW = 9
 
@@ -122,7 +129,7 @@ def overshoot(log: RunLog) -> Looked:
 def flat_learning(log: RunLog) -> Looked:
     score, kl = progress(log), log.series("approx_kl_mean")
     assert score is not None
-    usual = float(np.median(kl.y)) if len(kl) else np.nan
+    usual = float(np.median(kl.y))
     entropy = log.series("entropy_frac")
     late_entropy = float(np.median(entropy.tail(0.3))) if len(entropy) else np.nan
     if late_entropy < COLLAPSED:
@@ -130,18 +137,14 @@ def flat_learning(log: RunLog) -> Looked:
     is_uniform = late_entropy > 0.9
     is_still = usual < TINY_KL or (usual < SMALL_KL and is_uniform)
     # What does not move at all has not improved either, whatever the evaluations say.
-    if usual < NO_KL or (is_still and score.trouble):
+    if stands_still(log) or (is_still and score.trouble):
         is_good = score.baseline is not None and not score.trouble
         text = f"the policy hardly moves: KL {usual:.1g} an update in the median"
         text += f"; {score.trouble}" if score.trouble else ""
+        if stands_still(log) and score.trouble == score.fall_text:
+            text += ", but not by training: by the workload, or by chance"
         return Evidence("warning" if is_good else "bad", text, {"kl": usual}, "approx_kl_mean")
-    moved = max(score.best - score.start, abs(score.end - score.start))
-    is_flat = moved < max(3 * score.noise, 0.15 * abs(score.start))
-    if is_flat and score.trouble and rise(training_return(log)) < 2.5:
-        text = f"{score.label} stays where it was: {score.start:.3g} at first, {score.end:.3g} now"
-        text += f"; KL {usual:.1g}" if len(kl) else ""
-        return Evidence("warning", text, {"score": score.end}, score.name)
-    return Margin("KL of an update, in the median", usual, TINY_KL, "below") if len(kl) else None
+    return Margin("KL of an update, in the median", usual, TINY_KL, "below")
 
 
 def critic_bottleneck(log: RunLog) -> Looked:
@@ -186,6 +189,38 @@ def _value_loss_alone(log: RunLog, score: ScoreCourse | None) -> Looked:
     return Evidence("bad", text + score.trouble, {"kept": kept}, "v_loss")
 
 
+def value_loss_at_drops(log: RunLog) -> Looked:
+    score, losses = progress(log), log.series("v_loss")
+    if score is None or not score.name.startswith("eval"):
+        return Unclear("no evaluations")
+    x, y = score.series
+    usual = np.maximum(running_median(losses.y, CRITIC_WINDOW), 1e-30)
+    sizes = np.log(np.maximum(losses.y, 1e-30) / usual)
+    spread = noise(np.log(np.maximum(losses.y, 1e-30)))
+    is_spike = sizes > max(np.log(SHOCK), (SIGNIFICANT + by_chance(len(sizes))) * spread)
+    spiked = np.array([is_spike[(losses.x > a) & (losses.x <= b)].any() for a, b in pairwise(x)])
+    gained = score.best - (score.start if score.baseline is None else score.baseline)
+    # By the median: what drops and comes back at once is no noise.
+    usual_change = 1.4826 * float(np.median(np.abs(np.diff(y))))
+    has_dropped = -np.diff(y) > max(LOST * gained, SIGNIFICANT * usual_change, 1e-12)
+    num_drops, num_hits = int(has_dropped.sum()), int((has_dropped & spiked).sum())
+    if num_hits == 0 or num_hits < num_drops / 2:
+        return None
+    share = float(spiked.mean())
+    chance = sum(
+        comb(num_drops, k) * share**k * (1 - share) ** (num_drops - k) for k in range(num_hits, num_drops + 1)
+    )
+    if chance > COINCIDENCE:
+        return None
+    first = int(np.argmax(has_dropped & spiked))
+    largest = float(np.exp(sizes[is_spike].max()))
+    text = f"{num_hits} of {num_drops} drops of {score.label} come with a spike of {log.label('v_loss')}, "
+    text += f"up to {largest:.3g} times what is usual"
+    severity: Severity = "warning" if num_hits > 1 or score.trouble else "note"
+    figures = {"drops": float(num_drops), "with_spike": float(num_hits)}
+    return Evidence(severity, text, figures, "v_loss", float(x[first]))
+
+
 def slow_trainer(log: RunLog) -> Looked:
     parts = {name: series.y.sum() for name, series in log.group("time").items()}
     rollout = {name: parts[name] for name in ("env_s", "inference_s", "update_s") if name in parts}
@@ -207,12 +242,12 @@ STEP_RULES = (
         ("early_stop",),
         brake_always_on,
         "steps so large that an update has to be stopped almost at once: most of each rollout is thrown away",
-        "KL of the first minibatches; gradient norm; whether advantages are normalised",
+        "KL of the first minibatches; gradient norm; whether advantages are normalised; whether the target "
+        "KL is far below what does harm (0.01)",
         (
             LOWER_LR,
             FEWER_EPOCHS,
             LARGER_BATCH,
-            Knob("target KL", "raise, if KL is harmless", "ppo.target_kl"),
         ),
     ),
     Rule(
@@ -227,7 +262,7 @@ STEP_RULES = (
     Rule(
         "flat-learning",
         "Flat learning",
-        ("score",),
+        ("score", "approx_kl_mean"),
         flat_learning,
         "the step is too small, or advantages are too weak to move the policy",
         "learning rate and its schedule, gradient norm and its clip, the size of advantages",
@@ -257,6 +292,16 @@ CRITIC_RULES = (
         ),
         min_rows=16,
         from_fraction=0.3,
+    ),
+    Rule(
+        "value-loss-at-drops",
+        "The value loss jumps where the evaluation drops",
+        ("score", "v_loss"),
+        value_loss_at_drops,
+        "the policy moved to states that the critic does not know: until it catches up, advantages are noise",
+        "KL and entropy just before the drops; whether the workload changes there",
+        (LOWER_LR, LARGER_BATCH, RAISE_VALUE_COEF),
+        min_rows=16,
     ),
 )
 

@@ -1,0 +1,186 @@
+"""The routing core as a library: for gateways that carry the bytes themselves and want our decisions.
+
+    core = Core(policy="default", replicas=["http://a:8000", "http://b:8000"])
+    request = Request(prompt_tokens=812)
+    replica = core.decide(request)            # None: hold it, and ask again when something has happened
+    ticket = core.sent(request, replica)
+    core.first_token(ticket)
+    core.tokens(ticket, 1)                    # as they stream in
+    core.finished(ticket, prompt_tokens=798, output_tokens=143)   # or core.failed(ticket)
+    core.scraped(replica, running=12, waiting=3, kv_use=0.41)     # if you read the servers' metrics
+
+A core belongs to one thread; several threads take turns with a lock around `decide` and `sent` together, and
+around every other call. Several processes share what they know by `SharedBooks` in a file that all of them
+map: each writes its own book and reads the others', and nobody waits for anybody.
+
+Times are seconds of a clock that only moves forward, `time.monotonic` unless `now` says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pointsman.errors import InputError
+from pointsman.routing.books import Books
+from pointsman.routing.decider import Decider
+from pointsman.routing.policy import HoldSpec, PolicySpec
+from pointsman.routing.records import NEVER, NOBODY, UNKNOWN
+from pointsman.routing.sharing import SharedBooks
+
+
+@dataclass(slots=True)
+class Request:
+    """A request that needs a replica, as far as a router knows it."""
+
+    prompt_tokens: int  # counted, or `Core.prompt_length` of an estimate
+    max_tokens: int = UNKNOWN  # of output, if its client set a limit
+    session: int = NOBODY  # `session_number` of whatever names a conversation
+    arrived_at: float = field(default_factory=time.monotonic)
+    hold_until: float = NEVER  # written by a decision to hold
+
+
+def session_number(name: str) -> int:
+    """A session as policies know it."""
+    return zlib.crc32(name.encode()) >> 1
+
+
+class Core:
+    """Replicas by name, the books about them, and a policy that decides."""
+
+    def __init__(
+        self,
+        policy: str | PolicySpec = "default",
+        replicas: Iterable[str] | Mapping[str, Mapping[str, float] | None] = (),
+        *,
+        seed: int = 0,
+        max_hold_s: float = HoldSpec().max_hold_s,
+        shared: SharedBooks | None = None,
+        index: int = 0,
+        now: float | None = None,
+    ) -> None:
+        """`policy`: a heuristic, `default`, a run directory or a file.
+
+        `replicas`: their names, or for each what is known of its speed and memory (calibration.FIGURES); the
+        rest is estimated from the traffic. `shared`: the books of all processes, ours the one at `index`.
+        """
+        self._books = Books(now, shared, index)
+        self._slots: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        known = replicas if isinstance(replicas, Mapping) else dict.fromkeys(replicas)
+        for name, figures in known.items():
+            self.add(name, figures)
+        self._seed, self._max_hold_s = seed, max_hold_s
+        self.switch(policy)
+
+    @property
+    def policy(self) -> str:
+        return self._decider.name
+
+    def switch(self, policy: str | PolicySpec) -> None:
+        """Another policy from the next decision on; the books stay."""
+        self._decider = Decider(self._books, policy, self._seed, self._max_hold_s)
+
+    # Replicas.
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        return tuple(self._slots)
+
+    def add(self, replica: str, figures: Mapping[str, float] | None = None) -> None:
+        if replica in self._slots:
+            raise InputError("replica", replica, "is there already", "give every replica a name of its own")
+        slot = self._books.add(replica, figures)
+        self._slots[replica], self._names[slot] = slot, replica
+
+    def remove(self, replica: str) -> None:
+        """It is gone. What is still open there may be finished, and counts for nothing."""
+        slot = self._slot(replica)
+        self._books.remove(slot)
+        del self._slots[replica], self._names[slot]
+
+    def set_accepting(self, replica: str, accepting: bool) -> None:
+        """Whether it may get requests: no while it drains or does not answer."""
+        self._books.set_accepting(self._slot(replica), accepting)
+
+    # Requests.
+
+    def prompt_length(self, estimate: int) -> int:
+        """An estimated length (a quarter of the bytes of English text), corrected by what servers counted."""
+        return self._books.prompt_length(estimate)
+
+    def decide(
+        self,
+        request: Request,
+        queue_size: int = 1,
+        excluded: Collection[str] = (),
+        now: float | None = None,
+    ) -> str | None:
+        """The replica it should go to. None: hold it for now, or no replica accepts requests.
+
+        `queue_size`: requests at the gateway, this one included; `excluded`: replicas it must not go to,
+        because it failed there or they lack its model. A held request is decided anew when something has
+        happened (a first token, an end, a scrape), and at least every second.
+        """
+        slots = [self._slot(name) for name in excluded]
+        action = self._decider.decide(request, queue_size, _clock(now), slots)
+        return self._names[action - 1] if action else None
+
+    def sent(self, request: Request, replica: str, streams: bool = True, now: float | None = None) -> int:
+        """-> a ticket for this sending. `streams`: its tokens will be seen one by one."""
+        return self._books.sent(self._slot(replica), request.prompt_tokens, _clock(now), streams)
+
+    def first_token(self, ticket: int, now: float | None = None) -> None:
+        self._books.first_token(ticket, _clock(now))
+
+    def tokens(self, ticket: int, count: int, now: float | None = None) -> None:
+        """More tokens, the first not among them."""
+        self._books.tokens(ticket, count, _clock(now))
+
+    def finished(
+        self,
+        ticket: int,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        now: float | None = None,
+    ) -> None:
+        """`prompt_tokens` and `output_tokens` as the server counted them, where it did."""
+        self._books.finished(ticket, _clock(now), prompt_tokens, output_tokens)
+
+    def failed(self, ticket: int, now: float | None = None) -> None:
+        """Refused, broken off, or given up by its client."""
+        self._books.failed(ticket, _clock(now))
+
+    def scraped(
+        self,
+        replica: str,
+        running: float | None = None,
+        waiting: float | None = None,
+        kv_use: float | None = None,
+        now: float | None = None,
+    ) -> None:
+        """The server's own gauges, as they were at `now`; None: it did not say."""
+        self._books.scraped(self._slot(replica), running, waiting, kv_use, _clock(now))
+
+    # For people.
+
+    def signals(self, replica: str) -> dict[str, float]:
+        """What is known of a replica, by the names of signals.py."""
+        return self._books.replica_signals(self._slot(replica))
+
+    def explain(self) -> dict[str, Any]:
+        """Why the last decision was made: ask right after `decide`, before anything else is booked."""
+        return self._decider.explain()
+
+    def _slot(self, replica: str) -> int:
+        if replica not in self._slots:
+            known = ", ".join(self._slots) or "none"
+            raise InputError("replica", replica, "is not known", f"known: {known}")
+        return self._slots[replica]
+
+
+def _clock(now: float | None) -> float:
+    return time.monotonic() if now is None else now

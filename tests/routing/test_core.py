@@ -1,0 +1,260 @@
+"""The public API: the same decisions as in the simulator, and a gateway of twenty lines that works."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from simulator.factories import Run, make_cluster, random_workload
+
+from pointsman.compiled.memory import Records
+from pointsman.compiled.random import first_state
+from pointsman.errors import InputError
+from pointsman.routing.calibration import FIGURES
+from pointsman.routing.core import Core, Request, session_number
+from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
+from pointsman.routing.records import MEMORY
+from pointsman.routing.sharing import SharedBooks
+from pointsman.routing.signals import SCRAPED_AT, SCRAPED_KV_USE, SCRAPED_RUNNING, SCRAPED_WAITING
+from pointsman.simulator.run import advise
+
+from .recording import FIRST_TOKEN, TOKEN, stream_of
+
+REPOSITORY = Path(__file__).parents[2]
+SEED = 3
+RATE_RPS = 160.0
+
+
+def spec_of(kind: str) -> PolicySpec:
+    if kind == "linear-score":
+        return PolicySpec(kind=kind, weights={"outstanding": 1.0, "prefill_backlog_s": 5.0, "kv_use": 2.0})
+    return PolicySpec.model_validate(kind)
+
+
+class Simulated(NamedTuple):
+    """A run in which a policy decides inside the simulator, and what its router saw."""
+
+    run: Run
+    decisions: list[tuple[float, int, int, int, np.ndarray]]  # time, request, action, queue, scraped rows
+
+
+def simulate(spec: PolicySpec) -> Simulated:
+    """The policy has the memory that a core of the same seed starts with."""
+    cluster = make_cluster(replicas=[{"count": 2}, {"count": 2, "slowdown": 1.5}])
+    run = Run(cluster, random_workload(300, rate_rps=RATE_RPS), None, num_logged_batches=200_000)
+    tables = PolicyTables([spec], 4)
+    for name in ("may_hold", "hold_s", "kv_limit", "prefill_limit"):
+        run.policies.rows[name] = tables.rows[name]
+    memories = Records(1, MEMORY)
+    fill_memory(memories[0], memories, 4, first_state(SEED, 0xDEC1DE))
+    actions = np.zeros(1, np.int64)
+    decisions = []
+    for request in run.decisions():
+        advise(run.clusters.sims, tables.rows, memories, actions, 0, 1)
+        run.action = int(actions[0])
+        scraped = run.table[[SCRAPED_RUNNING, SCRAPED_WAITING, SCRAPED_KV_USE, SCRAPED_AT]]
+        queue_size = int(run.sim.router.queue_size)
+        decisions.append((float(run.sim.now), request, run.action, queue_size, scraped))
+    assert run.sim.num_preemptions == 0
+    return Simulated(run, decisions)
+
+
+def replay_by_core(simulated: Simulated, spec: PolicySpec) -> list[tuple[int, int]]:
+    """(simulated action, the core's action) of every decision."""
+    run = simulated.run
+    names = [f"replica {k}" for k in range(len(run.plans))]
+    figures = [{name: float(getattr(plan, name)) for name in FIGURES} for plan in run.plans]
+    core = Core(spec, dict(zip(names, figures, strict=True)), seed=SEED, now=0.0)
+    requests = [
+        Request(int(one.num_prefill), session=int(one.session), arrived_at=float(one.arrived_at))
+        for one in run.requests
+    ]
+    tickets: dict[int, int] = {}
+    stream = iter(sorted(stream_of(run)))
+    event = next(stream, None)
+    scraped_at = 0.0
+    both = []
+    for now, i, action, queue_size, scraped in simulated.decisions:
+        while event is not None and event[0] <= now:
+            at, what, j = event
+            if what == FIRST_TOKEN:
+                core.first_token(tickets[j], now=at)
+            elif what == TOKEN:
+                core.tokens(tickets[j], 1, now=at)
+            else:
+                core.finished(tickets[j], *map(int, run.requests[["num_prefill", "num_decode"]][j]), now=at)
+            event = next(stream, None)
+        if scraped[-1, 0] != scraped_at:
+            scraped_at = float(scraped[-1, 0])
+            for k, name in enumerate(names):
+                core.scraped(name, *scraped[:-1, k].tolist(), now=scraped_at)
+        chosen = core.decide(requests[i], queue_size, now=now)
+        both.append((action, 0 if chosen is None else names.index(chosen) + 1))
+        if action > 0:
+            tickets[i] = core.sent(requests[i], names[action - 1], now=now)
+    return both
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in HEURISTICS if kind != "vidur-lor"), "default"])
+def test_the_simulator_and_the_public_api_decide_alike(kind: str) -> None:
+    """All but Vidur's rule, which reads the servers' own queues: a router has no such signal."""
+    spec = spec_of(kind)
+    both = replay_by_core(simulate(spec), spec)
+    assert len(both) >= 300
+    assert [simulated for simulated, _ in both] == [decided for _, decided in both]
+    assert len({action for action, _ in both} - {0}) > 1
+
+
+def test_held_until_there_is_room_and_not_for_ever() -> None:
+    core = Core(
+        "hold-until-room", {"a": dict.fromkeys(FIGURES, 1e-3) | {"kv_capacity_tokens": 1000.0}}, now=0.0
+    )
+    first, second = Request(800, arrived_at=0.0), Request(800, arrived_at=0.0)
+    assert core.decide(first, now=0.0) == "a"
+    ticket = core.sent(first, "a", now=0.0)
+    assert core.decide(second, now=1.0) is None
+    assert core.decide(second, now=59.0) is None
+    assert core.decide(second, now=60.0) == "a"
+    core.first_token(ticket, now=61.0)
+    core.finished(ticket, 800, 1, now=61.0)
+    assert core.decide(Request(800, arrived_at=61.0), now=61.0) == "a"
+    assert core.signals("a")["outstanding"] == 0.0
+
+
+def test_replicas_come_and_go_by_name() -> None:
+    core = Core("least-outstanding", ["a", "b"])
+    with pytest.raises(InputError, match="is there already"):
+        core.add("a")
+    request = Request(10)
+    ticket = core.sent(request, "a")
+    assert {core.decide(Request(10)) for _ in range(20)} == {"b"}
+    assert core.decide(Request(10), excluded=["b"]) == "a"
+    core.set_accepting("b", False)
+    assert core.decide(Request(10)) == "a"
+    core.remove("a")
+    assert core.decide(Request(10)) is None  # b does not accept any
+    core.failed(ticket)
+    core.set_accepting("b", True)
+    assert core.decide(Request(10)) == "b" and core.replicas == ("b",)
+    with pytest.raises(InputError, match="known: b"):
+        core.signals("a")
+
+
+def test_sessions_stay_and_policies_can_be_switched() -> None:
+    core = Core("session-affinity", ["a", "b", "c"])
+    chosen = {core.decide(Request(10, session=session_number("user 17"))) for _ in range(20)}
+    assert len(chosen) == 1
+    core.switch("round-robin")
+    assert [core.decide(Request(10)) for _ in range(6)] == ["a", "b", "c"] * 2
+    assert core.policy == "round-robin" and core.explain()["replica"] == "c"
+
+
+def test_processes_see_what_the_others_have_outstanding(tmp_path: Path) -> None:
+    cores = [
+        Core("least-outstanding", ["a", "b"], shared=SharedBooks(tmp_path / "books", 2), index=index)
+        for index in range(2)
+    ]
+    cores[0].sent(Request(10), "a")
+    assert {cores[1].decide(Request(10)) for _ in range(20)} == {"b"}
+
+
+def test_a_gateway_of_twenty_lines(tmp_path: Path) -> None:
+    """examples/gateway.py in front of emulated servers: every answer arrives whole, and both servers work."""
+    python = [sys.executable, "-u"]
+    emulator = subprocess.Popen(
+        [
+            *python,
+            "-m",
+            "pointsman",
+            "emulate",
+            "--replicas",
+            "2",
+            "--port",
+            "0",
+            "--time-scale",
+            "20",
+            "--json",
+        ],
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+    )
+    try:
+        servers = [one["url"].removeprefix("http://") for one in read_json(emulator)["replicas"]]
+        port = unused_port()
+        gateway = subprocess.Popen([*python, "examples/gateway.py", str(port), *servers], cwd=REPOSITORY)
+        try:
+            wait_for(port)
+            answers: list[bytes] = []
+            threads = [threading.Thread(target=ask, args=(port, answers)) for _ in range(24)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert len(answers) == 24
+            assert all(b'"length"' in answer and answer.endswith(b"data: [DONE]\n\n") for answer in answers)
+            served = Counter({server: num_served(server) for server in servers})
+            assert served.total() == 24 and min(served.values()) >= 6
+        finally:
+            gateway.kill()
+            gateway.wait()
+    finally:
+        emulator.terminate()
+        emulator.communicate()
+
+
+def read_json(process: subprocess.Popen[bytes]) -> Any:
+    """What a server says of itself when it is up."""
+    assert process.stdout is not None
+    text = b""
+    for line in process.stdout:
+        text += line
+        if line.startswith(b"}"):
+            break
+    return json.loads(text)
+
+
+def unused_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def wait_for(port: int) -> None:
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError
+
+
+def ask(port: int, answers: list[bytes]) -> None:
+    prompt = {"model": "llama-3-8b", "prompt": "hello " * 50}
+    body = prompt | {"max_tokens": 8, "stream": True, "ignore_eos": True}
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answers.append(connection.getresponse().read())
+
+
+def num_served(server: str) -> int:
+    with closing(HTTPConnection(server, timeout=10)) as connection:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    return int(
+        sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
+    )
