@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -16,8 +15,8 @@ NOT_FOR_READERS = re.compile(
 
 
 def mentioned(text: str) -> set[str]:
-    """Source files and pages that are named, with or without folders."""
-    return set(re.findall(r"(?<![\w./*-])(?:[\w-]+/)*[\w-]+\.(?:py|md)(?![\w(])", text))
+    """Source files that are named, with or without folders."""
+    return set(re.findall(r"(?<![\w./*-])(?:[\w-]+/)*[\w-]+\.py(?![\w(])", text))
 
 
 def is_there(name: str) -> bool:
@@ -36,27 +35,44 @@ def local_links(page: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    assert [link for link in local_links(page) if not (page.parent / link).exists()] == []
+def test_links_lead_somewhere() -> None:
+    wrong = [
+        (page.name, link) for page in PAGES for link in local_links(page) if not (page.parent / link).exists()
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", [*PAGES[:2], *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_that_are_named_exist(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert [name for name in sorted(mentioned(text)) if not is_there(name)] == []
+def test_files_that_are_named_exist() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in [*PAGES[:2], *SOURCES]}
+    wrong = [
+        (path.name, name) for path, text in texts.items() for name in mentioned(text) if not is_there(name)
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_refers_to_what_readers_do_not_have(path: Path) -> None:
-    assert NOT_FOR_READERS.search(path.read_text(encoding="utf-8")) is None
+def test_nothing_refers_to_what_readers_do_not_have() -> None:
+    assert [path for path in SOURCES if NOT_FOR_READERS.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_docstrings_are_sentences() -> None:
+    """At least they do not begin in the middle of one."""
+    begins = re.compile(r'"""(Of|Those|That) ')
+    assert [path for path in SOURCES if begins.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_a_class_name_is_defined_once() -> None:
+    names = Counter(
+        name
+        for path in SOURCES
+        for name in re.findall(r"^class (\w+)", path.read_text("utf-8"), re.MULTILINE)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_a_wrong_name_is_noticed() -> None:
     assert mentioned("see simulator/memory.py, jit.py and [a](docs/b.md)") == {
         "simulator/memory.py",
         "jit.py",
-        "docs/b.md",
     }
     assert not is_there("simulator/memory.py")
     assert is_there("compiled/memory.py")

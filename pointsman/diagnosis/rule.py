@@ -32,7 +32,7 @@ class Margin(NamedTuple):
 
 
 class Unclear(NamedTuple):
-    """That the log has the columns, but they do not tell."""
+    """What says that the log has the columns, but they do not tell."""
 
     why: str
 

@@ -204,7 +204,7 @@ def session(spec: LiveSpec) -> Iterator[None]:
 
 
 def current() -> LiveCluster:
-    """That of the run that is going on."""
+    """The cluster of the run that is going on."""
     if not _open:
         remedy = "only `pointsman train` has them; `pointsman explain` looks at a policy on the simulator"
         raise InputError("env.kind", "live", "no servers are open", remedy)

@@ -131,7 +131,7 @@ def open_workloads(configs: Sequence[Config], base_dir: Path | None) -> list[Wor
 
 
 def parts_of(workload: Workload, num_parts: int) -> list[Workload]:
-    """Of equal length, each beginning at time 0."""
+    """Parts of equal length, each beginning at time 0."""
     if len(workload) < num_parts:
         raise InputError("--seeds", num_parts, f"the trace has {len(workload)} requests", "use fewer")
     bounds = np.linspace(0, len(workload), num_parts + 1).astype(int)

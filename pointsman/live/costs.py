@@ -93,7 +93,7 @@ class CostBooks(Books):
         return CostTotals(now, self._all.area(now), self._unstarted.area(now), self._unstarted.age_area(now))
 
     def announce(self, tally: Tally | None, arrived_at: float) -> None:
-        """Of the request that is sent next."""
+        """Say to whom the request that is sent next belongs, and when it arrived."""
         self._next = tally, arrived_at
 
     def sent(self, slot: int, prompt_tokens: int, now: float, streams: bool = True) -> int:

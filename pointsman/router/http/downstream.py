@@ -235,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def address(self) -> str:
-        """Of the client."""
+        """The address of the client."""
         peer = self._transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
 

@@ -26,7 +26,7 @@ class Known(Generic[H]):
         self.head = head
 
     def body(self, data: bytes) -> bytes | None:
-        """Of one whole message with this head; None if `data` is anything else."""
+        """The body of one whole message with this head; None if `data` is anything else."""
         start = len(self._before)
         if data[:start] != self._before:
             return None

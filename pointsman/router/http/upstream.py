@@ -48,7 +48,7 @@ class Receiver(Protocol):
         self.on_complete()
 
     def on_read(self) -> None:
-        """That was all for now."""
+        """All that had arrived was read."""
 
     def on_complete(self) -> None: ...
 

@@ -63,7 +63,7 @@ class Leader:
         return {"policy": self._router.decisions.policy, "replicas": replicas}
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Of one follower, until it is gone."""
+        """Listen to one follower, until it is gone."""
         index: int | None = None
         self._followers.add(writer)
         _write(writer, {"state": self._state()})
@@ -117,7 +117,7 @@ class Follower:
             await asyncio.sleep(_RETRY_S)
 
     async def metrics_text(self) -> bytes:
-        """Of all processes; of this one alone if there is no leader to ask."""
+        """The metrics of all processes; of this one alone if there is no leader to ask."""
         if self._writer is not None:
             answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             self._asked.append(answer)

@@ -254,7 +254,7 @@ class Registry:
         return any(other is not replica and other.slot not in excluded for other in self.accepting)
 
     def part_with_idle(self) -> None:
-        """Those that leave, and have nothing to do anywhere any more."""
+        """Forget the replicas that leave, once they have nothing to do anywhere."""
         for replica in self:
             if replica.is_leaving:
                 self._part(replica)

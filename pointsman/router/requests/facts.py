@@ -112,7 +112,7 @@ def read_wish(head: RequestHead, passed_on: bytes) -> Wish:
 
 
 def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
-    """Of a body; Answer: why the request is refused."""
+    """The facts of a body; Answer: why the request is refused."""
     decode = wish.decode
     if decode is None:
         return RequestFacts(prompt_tokens=1 + len(raw) // _BYTES_PER_TOKEN, session=wish.session)
@@ -146,7 +146,7 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
 
 
 def _tokens(prompt: Any) -> int:
-    """Of a prompt, a list of prompts, messages or their parts, or token ids."""
+    """Count the tokens of a prompt, a list of prompts, messages or their parts, or token ids."""
     if isinstance(prompt, str):
         return _text_tokens(prompt)
     if isinstance(prompt, int):

@@ -103,7 +103,7 @@ def by_replica(buckets: Counter[tuple[str, int]]) -> defaultdict[str, Counter[in
 
 
 def over_all(buckets: Counter[tuple[str, int]]) -> Counter[int]:
-    """Of all replicas; a request that none of them got has no latency to speak of."""
+    """The sum over all replicas; a request that none of them got has no latency to speak of."""
     total: Counter[int] = Counter()
     for (replica, bucket), count in buckets.items():
         if replica != NO_REPLICA:
