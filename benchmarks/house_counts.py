@@ -3,10 +3,11 @@
 Run: python benchmarks/house_counts.py [CHECKOUT …]      (default: this one)
 
 The walks are measured, not read: the interpreted code (NUMBA_DISABLE_JIT=1) runs one request by the default
-policy under a profiler, and every function of the package that is entered counts once. `simulate` counts the
-whole command; `serve` counts what happens between the first byte of one streamed request and its end, in the
-router's process. Both come after a first request, so that nothing is imported meanwhile. `--walk` lists the
-functions in the order of their first call.
+policy under a profiler, and every function of the package that is entered counts once. `simulate` counts from
+the configuration to the printed table, and its compiled part from the arrival of the request to its end.
+`serve` counts what happens from the first byte of one streamed request to its end, in the router's process.
+All come after a first request, so that nothing is imported meanwhile. `--walk` lists the functions in the
+order of their first call.
 """
 
 from __future__ import annotations
@@ -38,17 +39,26 @@ QUIET = ("scrape_interval_s", "health_interval_s", "models_interval_s", "max_dec
 
 # In the process that is walked: `seen` keeps functions in the order of their first call.
 PROFILER = """
-import json, os, signal, sys
+import json, signal, sys, threading
 package, out = sys.argv[1], sys.argv[2]
 seen = {}
+depth = 0  # of the compiled entry point of the simulator
 def profile(frame, event, argument):
+    global depth
     code = frame.f_code
-    if event == "call" and code.co_filename.startswith(package) and not code.co_name.startswith("<"):
-        seen[f"{code.co_filename[len(package) + 1:]}:{code.co_qualname}"] = None
+    if event not in ("call", "return") or not code.co_filename.startswith(package):
+        return
+    name = f"{code.co_filename[len(package) + 1:]}:{code.co_qualname}"
+    if name in ("simulator/run.py:run", "policies/rollout.py:run"):
+        depth += 1 if event == "call" else -1
+    if event == "call" and not code.co_name.startswith("<"):
+        seen[name] = seen.get(name, False) or depth > 0
 def toggle(*_):
-    sys.setprofile(None if sys.getprofile() else profile)
+    wanted = None if sys.getprofile() else profile
+    threading.setprofile(wanted)
+    sys.setprofile(wanted)
     with open(out, "w") as file:
-        json.dump(list(seen), file)
+        json.dump(seen, file)
 from pointsman.cli.main import main
 """
 SIMULATE = """
@@ -83,9 +93,12 @@ def show(checkout: Path, is_listed: bool) -> None:
     print(f"  folders that import each other  {len(pairs)} pairs; {len(in_cycles)} folders in cycles")
     name, places = signal_places(checkout, sources)
     print(f"  places of a signal         {len(places)} ({name}: {', '.join(sorted(places))})")
-    for title, walked in (("simulated", simulated(checkout)), ("live", live(checkout))):
+    command = simulated(checkout)
+    compiled = {name: True for name, is_inside in command.items() if is_inside}
+    walks = {"simulate, the whole command": command, "simulate, its compiled part": compiled}
+    for title, walked in (walks | {"a live request": live(checkout)}).items():
         files = {one.partition(":")[0] for one in walked}
-        print(f"  walk of a {title} request   {len(files)} files, {len(walked)} functions")
+        print(f"  walk of {title}   {len(files)} files, {len(walked)} functions")
         if is_listed:
             print("\n".join(f"    {one}" for one in walked))
 
@@ -157,7 +170,7 @@ def is_list_of_signals(node: ast.Tuple, constant: str) -> bool:
     return len(node.elts) > 2 and any(isinstance(one, ast.Name) and one.id == constant for one in node.elts)
 
 
-def simulated(checkout: Path) -> list[str]:
+def simulated(checkout: Path) -> dict[str, bool]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "walk.json"
         config = Path(folder) / "one.yaml"
@@ -165,10 +178,10 @@ def simulated(checkout: Path) -> list[str]:
         with started(checkout, SIMULATE, out, [str(config)]) as process:
             if process.wait() != 0:
                 raise SystemExit("simulate failed")
-        return list(json.loads(out.read_text()))
+        return dict(json.loads(out.read_text()))
 
 
-def live(checkout: Path) -> list[str]:
+def live(checkout: Path) -> dict[str, bool]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Replica)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port, admin = free_port(), free_port()
@@ -198,7 +211,7 @@ def live(checkout: Path) -> list[str]:
             process.send_signal(signal.SIGTERM)
             process.wait()
         server.shutdown()
-        return list(json.loads(out.read_text()))
+        return dict(json.loads(out.read_text()))
 
 
 def toggle(process: subprocess.Popen[bytes], out: Path) -> None:

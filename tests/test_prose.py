@@ -50,6 +50,19 @@ def test_files_that_are_named_exist() -> None:
     assert wrong == []
 
 
+def test_functions_of_the_walks_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)`\s+`([\w.]+)`", page)
+    assert len(named) > 30
+
+    def defines(file: str, name: str) -> bool:
+        source = (ROOT / "pointsman" / file).read_text(encoding="utf-8")
+        return all(re.search(rf"\b(def|class) {part}\b", source) for part in name.split("."))
+
+    assert [one for one in named if not defines(*one)] == []
+    assert not defines("simulator/run.py", "walk")
+
+
 def test_nothing_refers_to_what_readers_do_not_have() -> None:
     assert [path for path in SOURCES if NOT_FOR_READERS.search(path.read_text(encoding="utf-8"))] == []
 
