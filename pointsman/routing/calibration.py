@@ -54,7 +54,7 @@ ALIKE = math.log(
 )  # replicas that differ by less are taken to be the same, or within DOUBT standard errors
 DOUBT = 2.0
 FADE = 0.98  # what a window leaves of the weight of those before
-SHAPE_WEIGHT = 0.01  # of the usual proportions, beside 1 for a window
+SHAPE_WEIGHT = 0.005  # of the usual proportions, beside 1 for a window
 FIRST_TOKEN_WEIGHT = 0.25  # of a window
 FULL_WINDOW = 32  # steps
 MIN_WEIGHT = 2.0  # windows that an estimate needs
@@ -79,10 +79,6 @@ class SpeedFit:
         self.weight = 0.0
         self._error = 0.1  # of a window, relative
         self._residuals: deque[float] = deque(maxlen=NUM_RESIDUALS)
-        # Deviations of the three speeds from their mean: the usual proportions.
-        self._shape = np.zeros((4, 4))
-        self._shape[:3, :3] = SHAPE_WEIGHT * (np.eye(3) - 1.0 / 3.0)
-        self._shape[3, 3] = SHAPE_WEIGHT
         self._units = np.array([*(USUAL[name] for name in SPEEDS), USUAL_OVERHEAD_S])
 
     def add(self, counts: Sequence[float], elapsed_s: float, weight: float) -> None:
@@ -104,16 +100,27 @@ class SpeedFit:
             self.weight = 0.0
             self._residuals.clear()
 
+    def _scale(self) -> float:
+        """How much slower than usual, if all three are so alike."""
+        return float(self._vector[:3].sum() / max(self._matrix[:3, :3].sum(), 1e-30))
+
+    def _regular(self) -> Any:
+        """[4, 4] with the usual proportions: the three speeds near their mean, and the usual overhead."""
+        regular = self._matrix.copy()
+        regular[:3, :3] += SHAPE_WEIGHT / max(self._scale(), 1e-9) ** 2 * (np.eye(3) - 1.0 / 3.0)
+        regular[3, 3] += SHAPE_WEIGHT
+        return regular
+
     def solution(self) -> Any:
         """[4] the three speeds and the overhead of a first token, in units of the usual ones."""
         target = self._vector.copy()
-        target[3] += SHAPE_WEIGHT  # the usual overhead
-        return np.maximum(np.linalg.solve(self._matrix + self._shape, target), 1e-3)
+        target[3] += SHAPE_WEIGHT
+        return np.maximum(np.linalg.solve(self._regular(), target), 1e-3 * self._scale())
 
     def error(self) -> float:
         """Relative standard error of the typical step."""
         step = np.array([1.0, 63.0, 256.0, 0.0]) * self._units
-        spread = float(step @ np.linalg.solve(self._matrix + self._shape, step)) ** 0.5
+        spread = float(step @ np.linalg.solve(self._regular(), step)) ** 0.5
         return float(self._error * spread / (step @ self.solution()))
 
     def figures(self) -> Figures:
@@ -180,7 +187,10 @@ class Estimator:
 
 
 def pooled(estimates: Sequence[Estimate]) -> list[Figures]:
-    """Every figure of each replica: those of all that cannot be told apart from it."""
+    """Every figure of each replica: those of all that cannot be told apart from it, to the last bit.
+
+    Those that nothing was seen of are taken for what is usual among the others.
+    """
     common = dict(USUAL)
     for name in FIGURES:
         values = [one.figures[name] for one in estimates if name in one.figures]
@@ -188,7 +198,7 @@ def pooled(estimates: Sequence[Estimate]) -> list[Figures]:
             common[name] = float(np.median(values))
     known = [index for index, one in enumerate(estimates) if math.isfinite(one.error)]
     known.sort(key=lambda index: typical_step_s(common | estimates[index].figures))
-    pooled_figures = [common | one.figures for one in estimates]
+    figures = [common | one.figures for one in estimates]
     group: list[int] = []
     for index in known:
         if group and not _is_alike(common, [estimates[one] for one in group], estimates[index]):
@@ -196,8 +206,13 @@ def pooled(estimates: Sequence[Estimate]) -> list[Figures]:
         group.append(index)
         together = _mean(common, [estimates[one] for one in group])
         for one in group:
-            pooled_figures[one] = together
-    return pooled_figures
+            figures[one] = together
+    if known:
+        usual = figures[known[len(known) // 2]]
+        for index, one in enumerate(estimates):
+            if not one.figures:
+                figures[index] = usual
+    return figures
 
 
 def _is_alike(common: Figures, group: Sequence[Estimate], other: Estimate) -> bool:
