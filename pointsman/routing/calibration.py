@@ -209,8 +209,8 @@ def pooled(estimates: Sequence[Estimate]) -> list[Figures]:
             figures[one] = together
     if known:
         usual = figures[known[len(known) // 2]]
-        for index, one in enumerate(estimates):
-            if not one.figures:
+        for index, estimate in enumerate(estimates):
+            if not estimate.figures:
                 figures[index] = usual
     return figures
 
