@@ -274,8 +274,9 @@ class Prober:
             for one in answers
         )
         self.num_together = max(self.num_together, together)
-        if together < num_seqs:
-            self.limit_seqs = self.num_together
+        # With long prompts, the first answer may end before the last one begins, whatever the limit.
+        if together < num_seqs and context == CONTEXTS[0]:
+            self.limit_seqs = together
         if len(steps) < 6:
             return []
         # Tokens may come several at once: the mean over the whole stretch is right, single gaps are not.

@@ -34,8 +34,10 @@ def test_policies(cli: Cli) -> None:
 def test_signals(cli: Cli) -> None:
     listed = cli("policies", "--signals", "--json").json
     assert listed == [signal._asdict() for signal in SIGNALS]
-    assert set(listed[0]) == {"name", "unit", "source", "meaning"}
-    assert "prefill_backlog_s" in cli("policies", "--signals").out
+    assert set(listed[0]) == {"name", "unit", "source", "across", "meaning"}
+    text = cli("policies", "--signals").out
+    assert "prefill_backlog_s" in text
+    assert " same " not in text, "as many columns as titles"
 
 
 def test_hardware(cli: Cli) -> None:

@@ -121,6 +121,23 @@ def test_a_live_server_is_calibrated_within_seconds(tmp_path: Path) -> None:
     assert backend.calibration["step_floor_s"] == pytest.approx(step_s(0, 1, 1024), rel=0.2)
 
 
+def test_long_prompts_do_not_look_like_a_limit() -> None:
+    """The last of eight long prompts begins when the first answer has ended, whatever the limit."""
+    scheduler = SCHEDULER | {"max_num_batched_tokens": 64}
+    slow = plan_replicas(make_cluster(replicas=1, scheduler=scheduler, cost={"kind": "linear", "a": 0.002}))[
+        0
+    ]
+
+    async def probe(replica: EmulatedReplica) -> None:
+        server = Server(replica.url)
+        prober = Prober(server, await server.facts(), max_streams=8)
+        await prober.decode(8, 1024)
+        assert prober.num_together < 8
+        assert prober.limit_seqs is None
+
+    with_server(slow, probe)
+
+
 def test_what_others_do_meanwhile_is_thrown_away() -> None:
     async def probe(replica: EmulatedReplica) -> None:
         server = Server(replica.url)
