@@ -35,6 +35,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/architecture_picture.py --check
 
 bench: setup
 	$(BIN)/python benchmarks/simulator_speed.py

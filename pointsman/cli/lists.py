@@ -91,7 +91,7 @@ def policies(
     if signals:
         table = plain_table("signal", "unit", "source", "meaning")
         for signal in SIGNALS:
-            table.add_row(*signal)
+            table.add_row(signal.name, signal.unit, signal.source, signal.meaning)
     else:
         table = plain_table("policy", title)
         for name, what in known.items():

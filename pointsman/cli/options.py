@@ -109,7 +109,7 @@ def situations(
 
 
 def chosen_scenarios(file: Path | None, names: Sequence[str], suite: str | None = None) -> list[Scenario]:
-    """Those named, or of the suite; none beside a file, and the default where nothing is given."""
+    """The scenarios named, or those of the suite; none beside a file, the default if nothing is given."""
     from pointsman.experiments.scenarios import DEFAULT, find_scenario, find_suite
 
     if file is not None:
@@ -142,7 +142,7 @@ def refuse_seed(overrides: Sequence[str], remedy: str) -> None:
 
 
 def num_threads(asked: int) -> int:
-    """As many as this process may use, where the system tells, if none are asked for."""
+    """The number asked for; for 0, as many as this process may use."""
     if asked < 0:
         raise InputError("--threads", asked, "is negative", "use 0 for one thread a core")
     has_affinity = hasattr(os, "sched_getaffinity")

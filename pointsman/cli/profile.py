@@ -45,14 +45,9 @@ def profile(
 
     Example: pointsman profile --model Llama-3.1-70B --tensor-parallel 8 --out 70b-shard.yaml
     """
-    try:
-        import torch
+    import torch
 
-        from pointsman.live.layers import profile_layers
-    except ImportError as error:
-        raise InputError(
-            "profile", error.name, "is not installed", "pip install 'pointsman[train]'"
-        ) from None
+    from pointsman.live.layers import profile_layers
     from pointsman.simulator.hardware import Deployment, load_catalogue
 
     known = load_catalogue(catalogue)
@@ -125,7 +120,7 @@ def steps_cost(tables: dict[str, Rows], num_layers: int) -> dict[str, Any]:
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
-    """Of the line through the origin that fits best relative to each value; 0 without points."""
+    """The slope of the line through the origin that fits best relative to each value; 0 without points."""
     weighted = [(x / seconds, 1.0) for x, seconds in points if seconds > 0]
     squares = sum(x * x for x, _ in weighted)
     return sum(x for x, _ in weighted) / squares if squares > 0 else 0.0

@@ -139,7 +139,7 @@ class RunLog:
 
     @property
     def fraction_done(self) -> float:
-        """Of a run that tells; others count as over."""
+        """How much of the run is done; a run that does not tell counts as over."""
         done = self.series("fraction_done")
         return float(done.y[-1]) if len(done) else 1.0
 
@@ -167,6 +167,6 @@ class RunLog:
 
     @property
     def baseline(self) -> float | None:
-        """Of the score; what the policy has to beat."""
+        """The score that the policy has to beat."""
         name = self.first_of(*BASELINES)
         return float(self.series(name).y[-1]) if name is not None else None

@@ -30,7 +30,7 @@ COLLAPSED = 0.05  # entropy, of that of uniform actions
 
 
 def running_median(y: Array, window: int) -> Array:
-    """Of each value and the ones before it."""
+    """The median of each value and the ones before it."""
     window = min(window, len(y))
     if window < 2:
         return y.copy()
@@ -52,7 +52,7 @@ def noise(y: Array) -> float:
 
 
 def noise_of_medians(y: Array, window: int) -> float:
-    """Of running medians. Where neighbours are alike (moving averages, say) windows tell more than values."""
+    """The noise of running medians. Where neighbours are alike (moving averages) windows tell more."""
     if window == 1:
         return noise(y)
     alone = MEDIAN_ERROR * noise(y) / float(np.sqrt(window))

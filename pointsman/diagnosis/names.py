@@ -211,8 +211,7 @@ def derive(
 
 
 def _highest_entropy(entropy: Array, facts: RunFacts, num_actions: int | None) -> tuple[float, bool]:
-    """That of uniform actions, and True, if their number is known, else of the start; 0 for what has no such
-    thing."""
+    """The entropy of uniform actions, and True, if their number is known; else that of the start, or 0."""
     num_entities = facts.schema.get("num_entities")
     if num_entities:
         return math.log(num_entities + 1), True

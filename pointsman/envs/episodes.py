@@ -1,6 +1,6 @@
 """The traffic and the clusters that training sees: windows of named scenarios, or drawn at random.
 
-Training draws its own seeds, disjoint from those that select and report (evaluation/scenarios.py). `random`
+Training draws its own seeds, disjoint from those that select and report (experiments/scenarios.py). `random`
 is not a scenario but a family: any number of replicas on any devices, any traffic, so that a policy trained
 on it has seen more than the situations it is judged by.
 """

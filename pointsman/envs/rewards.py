@@ -158,7 +158,10 @@ class RewardSpec(Spec):
         "less noise from crowded moments, but where bursts and overload matter they are then neglected",
     )
     clip: tuple[float, float] | None = Field(default=None, description="lowest and highest reward of a step")
-    squash: Literal["none", "tanh"] = Field(default="none", description="what the seeds did wrong")
+    squash: Literal["none", "tanh"] = Field(
+        default="none",
+        description="tanh hides how much better a good step is; kept to show that it does harm",
+    )
     latency_target_s: float = Field(default=6.0, gt=0, description="of logistic_latency")
     throughput_target_rps: float = Field(default=1.85, gt=0, description="of smoothed_throughput")
 

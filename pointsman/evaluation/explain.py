@@ -8,7 +8,7 @@ credit, so groups tell more than single ones.
 Partial dependence: one feature of one replica moves, everything else stays, and the probability of sending
 the request there follows. For a feature of the request or the whole cluster: that of deciding as it did.
 
-No PyTorch: the compiled network of policies/network.py, as in serving. A recurrent one keeps the memory that
+No PyTorch: the compiled network of inference/network.py, as in serving. A recurrent one keeps the memory that
 it had at each decision.
 """
 
@@ -196,7 +196,7 @@ def importances(
     seed: int = 0,
     advance: Advance | None = None,
 ) -> list[Importance]:
-    """Of each part, largest first."""
+    """How important each part is, the most important first."""
     before = network.probabilities(decisions)
     chosen = before.argmax(axis=1)
     rows = np.arange(len(decisions))

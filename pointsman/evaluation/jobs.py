@@ -1,7 +1,7 @@
 """How good a policy for GPU jobs is: the returns of whole episodes, decided by arg-max, on fixed seeds.
 
 An episode follows from its seed, so that all policies get the same jobs. Selection and report seeds are those
-of evaluation/scenarios.py. Policies run inside the compiled simulator, a learned one too; no PyTorch.
+of experiments/scenarios.py. Policies run inside the compiled simulator, a learned one too; no PyTorch.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pointsman.live.costs import CostBooks, CostTotals, Tally
 from pointsman.live.spec import LiveSpec
-from pointsman.routing.decider import AnyDecider, Decider, Request
+from pointsman.routing.decider import AnyDecider, Decider, RequestToPlace
 from pointsman.routing.deciding import HOLD
 
 LOOK_S = 0.5  # whoever waits for a request looks this often whether any can come
@@ -47,7 +47,7 @@ class Assignment(NamedTuple):
 
 
 class Held(NamedTuple):
-    request: Request
+    request: RequestToPlace
     assignment: Assignment
 
 
@@ -116,7 +116,9 @@ class Desk:
     def explain(self) -> dict[str, Any]:
         return {}
 
-    def decide(self, request: Request, queue_size: int, now: float, excluded: Collection[int] = ()) -> int:
+    def decide(
+        self, request: RequestToPlace, queue_size: int, now: float, excluded: Collection[int] = ()
+    ) -> int:
         held = self._held
         if held is not None and held.request is not request:
             held = None
@@ -152,7 +154,9 @@ class Desk:
             return Assignment(None, self.learner)
         return Assignment(self._start, self.control)
 
-    def _ask_trainer(self, request: Request, queue_size: int, now: float, *, is_held: bool) -> int | None:
+    def _ask_trainer(
+        self, request: RequestToPlace, queue_size: int, now: float, *, is_held: bool
+    ) -> int | None:
         """The trainer's action; None if it has none in time."""
         entities, context, legal = self._start.observe(request, queue_size, now)
         if is_held and legal[HOLD] and now < request.hold_until:

@@ -111,7 +111,7 @@ def _fit_once(probes: Sequence[Probe], budget: int) -> tuple[tuple[StepsCost, Se
     knots = np.array([1, *(knot for knot in KNOTS if knot < most), max(2, most)], float)
 
     def curve(tokens: float) -> Floats:
-        """Of a step of so many tokens: 1, and how much of each stretch between two knots it covers."""
+        """The row of a step of so many tokens: 1, then what it covers of each stretch between knots."""
         stretches = np.clip(tokens - knots[:-1], 0, np.diff(knots))
         stretches[-1] = max(0.0, tokens - knots[-2])
         return np.concatenate([[1.0], stretches])

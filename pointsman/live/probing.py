@@ -32,7 +32,7 @@ _EVENT = b'"choices":[{'
 
 
 @dataclass
-class Answer:
+class ProbeAnswer:
     sent_at: float
     token_at: list[float] = field(default_factory=list)  # one time for every event with text
     num_tokens: int = 0
@@ -128,8 +128,12 @@ class Server:
             raise InputError("--url", self.url, problem, "start the server, or correct the URL") from None
 
     async def ask(
-        self, model: str, num_prompt: int, num_output: int, on_token: Callable[[Answer], None] | None = None
-    ) -> Answer:
+        self,
+        model: str,
+        num_prompt: int,
+        num_output: int,
+        on_token: Callable[[ProbeAnswer], None] | None = None,
+    ) -> ProbeAnswer:
         ids = [self._random.randint(LOWEST_ID, HIGHEST_ID) for _ in range(num_prompt)]
         body = json.dumps(
             {
@@ -143,7 +147,7 @@ class Server:
             }
         ).encode()
         reader, writer = await self._connect()
-        answer = Answer(monotonic())
+        answer = ProbeAnswer(monotonic())
         head = f"POST {self._address.prefix}/v1/completions HTTP/1.1\r\nhost: {self._address.netloc}\r\n"
         head += f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
@@ -249,8 +253,8 @@ class Prober:
         return True
 
     async def _ask(
-        self, num_prompt: int, num_output: int, on_token: Callable[[Answer], None] | None = None
-    ) -> Answer:
+        self, num_prompt: int, num_output: int, on_token: Callable[[ProbeAnswer], None] | None = None
+    ) -> ProbeAnswer:
         return await self.server.ask(self.facts.model, num_prompt, num_output, on_token)
 
     async def idle(self, num_prompt: int, _: int) -> Sequence[Probe]:
@@ -286,7 +290,7 @@ class Prober:
         context, num_output = 128, self.facts.max_model_tokens - 140
         seen: list[float] = []
 
-        def note(answer: Answer) -> None:
+        def note(answer: ProbeAnswer) -> None:
             seen.extend(answer.token_at[len(seen) :])
 
         watched = asyncio.create_task(self._ask(context, num_output, note))

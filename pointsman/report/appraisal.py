@@ -102,7 +102,7 @@ def _blocks(best: Mapping[str, Any]) -> list[str]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Of the mean, by Student's t; NaN of fewer than two."""
+    """The confidence interval of the mean, by Student's t; NaN for fewer than two values."""
     count = len(values)
     if count < 2:
         return math.nan, math.nan

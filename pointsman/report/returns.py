@@ -67,7 +67,7 @@ class ReturnsReport:
 
     @cached_property
     def gains(self) -> dict[str, Ratio]:
-        """Of each over the baseline; or, with a policy to judge, of that one over each of the others."""
+        """What each earns over the baseline; or the policy to judge, over each of the others."""
         found = {name: self._gain(name) for name in self.returns.names}
         return {name: gain for name, gain in found.items() if gain is not None}
 

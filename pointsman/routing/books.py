@@ -99,7 +99,7 @@ class Books:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Of the replicas there are, in the order of the table's columns."""
+        """The slots of the replicas there are, in the order of the table's columns."""
         return tuple(self._slots)
 
     def name(self, slot: int) -> str:

@@ -70,7 +70,7 @@ def typical_step_s(figures: Mapping[str, float]) -> float:
     return figures["step_floor_s"] + 63 * figures["decode_s_per_token"] + 256 * figures["prefill_s_per_token"]
 
 
-class Fit:
+class SpeedFit:
     """Least squares, in units of USUAL, of rows that each say `figures · row = 1`."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Estimator:
     """The latest observations of one replica."""
 
     def __init__(self) -> None:
-        self._fit = Fit()
+        self._fit = SpeedFit()
         self._capacities: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._is_news = False
         self.windows = np.zeros((NUM_WINDOWS, 4))  # written by the books
@@ -160,7 +160,7 @@ class Estimator:
         self._is_news = True
 
     def saw_first_token(self, num_prompt: int, ttft_s: float, num_decoding: float) -> None:
-        """Of a request that found nobody waiting: half a step until it began, on average, and its own."""
+        """A request that found nobody waiting took half a step until it began, on average, and its own."""
         if num_prompt >= MIN_PROMPT_TOKENS:
             self._fit.add((1.5, 1.5 * num_decoding, num_prompt, 1.0), ttft_s, FIRST_TOKEN_WEIGHT)
             self._is_news = True
@@ -181,7 +181,7 @@ class Estimator:
     def forget_if_old(self) -> None:
         """Start anew if nothing was seen since this was last called."""
         if not self._is_news:
-            self._fit = Fit()
+            self._fit = SpeedFit()
             self._capacities.clear()
         self._is_news = False
 

@@ -1,6 +1,6 @@
 """The curves of a run: one row an update, under one set of names, in progress.csv and TensorBoard.
 
-Names are those of requirement O1; `docs` and `diagnose` use the same. Groups of names have a slash:
+Training, `diagnose` and the documentation use the same names. Groups of names have a slash:
 reward/<term>, group/<name>, episode/<metric>, time/<part>_s, safety/<monitor>.
 """
 
@@ -114,7 +114,7 @@ class NewsLog:
 
 
 def update_of(line: str) -> int:
-    """Of a line of news; 0 where it does not say."""
+    """The update that a line of news is about; 0 where it does not say."""
     match = re.match(r"update (\d+):", line)
     return int(match[1]) if match else 0
 

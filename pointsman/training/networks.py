@@ -9,9 +9,9 @@
     logit of hold     = v . g
 
 Relabelling the entities relabels the logits and changes nothing else; padded entities enter nothing. `mlp`
-has none of this: it is one flat vector, as in the seeds of this project, kept for comparison. The critic is
+has none of this: it sees one flat vector, as simple agents do, and is kept for comparison. The critic is
 a second encoder whose g also sees the privileged features. Two more places compute the same without PyTorch:
-`policies/network.py`, for one observation, and `training/pooled.py`, which most of training goes through.
+`inference/network.py`, for one observation, and `training/pooled.py`, which most of training goes through.
 
 Letters: B observations, T steps, R entities, F, C, P features of an entity, the context, privileged ones,
 A = R + 1 actions.

@@ -62,7 +62,7 @@ class Show(Protocol):
         ...
 
     def first_evaluation(self, metrics: dict[str, float]) -> None:
-        """Of the policy that learning starts from."""
+        """The policy that learning starts from was evaluated."""
         ...
 
     def row(self, row: Row) -> None: ...
@@ -181,7 +181,7 @@ class Run:
         show.begin(config, folder, self._first_update)
 
     def elapsed_s(self) -> float:
-        """Of the run, earlier parts included."""
+        """How long the run has taken, earlier parts included."""
         elapsed_s: float = time.monotonic() - self._started
         return elapsed_s
 

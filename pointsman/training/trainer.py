@@ -84,7 +84,7 @@ class Trainer:
 
     @property
     def num_decisions(self) -> int:
-        """Of all ranks, since the run began."""
+        """How many decisions all ranks have made since the run began."""
         return self.num_updates * self.config.run.steps_per_update
 
     def _seed(self, purpose: int, update: int, rank: int | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pointsman.routing.decider import Request
+from pointsman.routing.decider import RequestToPlace
 from pointsman.routing.signals import SIGNALS
 
 HOLD = 0
@@ -77,7 +77,7 @@ class FakeDecider:
         self.rule = rule
         self.asked: list[tuple[int, float, int]] = []
 
-    def decide(self, request: Request, queue_size: int, now: float, excluded: Collection[int]) -> int:
+    def decide(self, request: RequestToPlace, queue_size: int, now: float, excluded: Collection[int]) -> int:
         self.asked.append((request.prompt_tokens, now - request.arrived_at, queue_size))
         if self.rule is not None:
             return self.rule(excluded)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from pointsman.router.config import Reliability
 from pointsman.router.logs import Log
 from pointsman.router.replicas.registry import Registry, Replica
 from pointsman.router.telemetry.metrics import Metrics
-from pointsman.routing.decider import AnyDecider, DeciderSource, Request
+from pointsman.routing.decider import AnyDecider, DeciderSource, RequestToPlace
 from pointsman.routing.records import NEVER
 
 FALLBACK = "least-outstanding"
@@ -29,7 +29,7 @@ Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
 Verdict = Replica | str | None  # a replica, None to hold, or what is wrong with the policy
 
 
-class Placed(Request, Protocol):
+class Placed(RequestToPlace, Protocol):
     """What a decision is about."""
 
     request_id: str
@@ -147,7 +147,7 @@ class DecisionMaker:
     def _ask(
         self,
         decider: AnyDecider,
-        request: Request,
+        request: RequestToPlace,
         queue_size: int,
         now: float,
         excluded: Collection[int],
