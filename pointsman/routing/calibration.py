@@ -7,7 +7,7 @@ flows:
 - Speed: a window of some dozen steps (streams.py) takes a floor for each step, a decode time for each stream
   in each step and a prefill time for each prompt token; times to first token of requests that found nobody
   waiting say the same where few streams decode. The three are fitted by least squares, which forget what is
-  more than half a minute old, and keep the usual proportions where the traffic does not tell them apart. If
+  more than a minute old, and keep the usual proportions where the traffic does not tell them apart. If
   the last windows all took much longer or shorter than predicted, the server has changed, and the fit starts
   anew.
 - KV memory: the tokens the router has booked over the share the server says is in use. The median.
@@ -53,10 +53,10 @@ ALIKE = math.log(
     1.1
 )  # replicas that differ by less are taken to be the same, or within DOUBT standard errors
 DOUBT = 2.0
-FADE = 0.98  # what a window leaves of the weight of those before
+FADE = 0.99  # what a window leaves of the weight of those before
 SHAPE_WEIGHT = 0.005  # of the usual proportions, beside 1 for a window
 FIRST_TOKEN_WEIGHT = 0.25  # of a window
-FULL_WINDOW = 32  # steps
+FULL_WINDOW = 16  # steps
 MIN_WEIGHT = 2.0  # windows that an estimate needs
 NUM_RESIDUALS, MAX_RESIDUAL = 8, 0.25  # the last windows, and by how much they may all be off
 NUM_SAMPLES = 64  # of the KV memory, the latest

@@ -51,6 +51,7 @@ ACCOUNT = np.dtype(
         ("last_step_at", "f8"),
         ("scraped_at", "f8"),  # when the server's gauges were last read
         # Of the steps since the last window was closed; see streams.py.
+        ("stepped_at", "f8"),  # when the last step ended, or the first stream of many began
         ("window_steps", "i8"),
         ("window_s", "f8"),
         ("window_streams", "f8"),

@@ -46,7 +46,7 @@ entry_point = partial(jit.entry_point, keeps_gil=True)
 
 SCRAPE_LIMIT_S = 5.0  # gauges older than this say nothing any more
 NUM_WINDOWS = 64  # kept for calibration.py
-MIN_WINDOW_STEPS, MAX_WINDOW_STEPS = 32, 256
+MIN_WINDOW_STEPS, MAX_WINDOW_STEPS = 16, 256
 FORGET_S = 10.0  # nor do the steps and first tokens of a replica that has had nothing to do for so long
 
 
@@ -85,14 +85,18 @@ def add_tokens(router, k, num_tokens, now):
 
 
 @kernel
-def add_steps(router, k, num_steps, elapsed_s):
-    """Steps in which every decoding stream got a token."""
+def add_steps(router, k, num_steps, now):
+    """Steps in which every decoding stream got a token, from the end of the one before.
+
+    Tokens of one step arrive one after the other, in any order; from step to step that cancels.
+    """
     account = account_at(router.accounts, k)
     if account.windows == 0:
         return
     signals = signals_of(router)
     account.window_steps += num_steps
-    account.window_s += elapsed_s
+    account.window_s += now - account.stepped_at
+    account.stepped_at = now
     account.window_streams += num_steps * signals[DECODING, k]
     is_known = signals[WAITING, k] == 0.0 and account.window_steps >= MIN_WINDOW_STEPS
     if is_known or account.window_steps >= MAX_WINDOW_STEPS:
@@ -122,8 +126,11 @@ def record_first_token(routers, i, now):
     ticket.num_output = 1
     if not ticket.is_started:
         end_silence(router, i)
-        if signals_of(router)[DECODING, ticket.replica] > 0.0:  # else no stream felt it
-            account_at(router.accounts, ticket.replica).window_prompt_tokens += ticket.prompt_tokens
+        account = account_at(router.accounts, ticket.replica)
+        if signals_of(router)[DECODING, ticket.replica] > 0.0:
+            account.window_prompt_tokens += ticket.prompt_tokens
+        else:  # no stream felt how long it took
+            account.stepped_at = now
         book_first_token(router, i, ticket.prompt_tokens, now)
     add_tokens(router, ticket.replica, 1, now)
 
@@ -143,7 +150,7 @@ def record_tokens(routers, i, num_tokens, now):
         step_s = (now - ticket.last_token_at) / num_tokens
         book_step(router, k, step_s)
         account.last_step_at = now
-        add_steps(router, k, num_tokens, now - ticket.last_token_at)
+        add_steps(router, k, num_tokens, now)
     ticket.last_token_at = now
     ticket.num_output += num_tokens
     add_tokens(router, k, num_tokens, now)
