@@ -53,8 +53,8 @@ def explain(
     Example: pointsman explain runs/quick --scenario mixed-hardware --feature backlog --feature prompt
     """
     from pointsman.evaluation import explain as evaluation
+    from pointsman.evaluation.problem import make_env
     from pointsman.experiments.scenarios import DEFAULT, short_names
-    from pointsman.training.problems import make_env
 
     checkpoint = _load(policy)
     space = checkpoint.space

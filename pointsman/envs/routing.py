@@ -25,7 +25,7 @@ from pointsman.config import SloSpec
 from pointsman.envs.entity import Bools, Episode, Observation, Step
 from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
 from pointsman.envs.limits import MIN_RECENT, LimitSpec, passed, ttft_p99_passed
-from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, Snapshot, Totals
+from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, RewardTotals, Snapshot
 from pointsman.errors import InputError
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
 from pointsman.experiments.own import parts_text
@@ -68,7 +68,7 @@ class HoldRule(Spec):
     )
 
 
-class EvaluationSpec(Spec):
+class RoutingEvaluationSpec(Spec):
     """What the policy is judged by while it trains; see evaluation/routing.py."""
 
     scenarios: tuple[str, ...] = Field(default=(), description="empty: those it trains on")
@@ -115,7 +115,7 @@ class RoutingSpec(Spec):
         "on the term slo, the tail has a price, however short it is",
     )
     difficulty: Difficulty = Difficulty()
-    evaluation: EvaluationSpec = EvaluationSpec()
+    evaluation: RoutingEvaluationSpec = RoutingEvaluationSpec()
     features_off: tuple[str, ...] = Field(default=(), description="groups of features read as 0: ablation")
 
     @model_validator(mode="before")
@@ -245,7 +245,7 @@ class RoutingEnv:
         for i in range(self.num_envs):
             self._begin(i)
         self._look(0, self.num_envs)
-        self._before = Totals.of(self._sims), Totals.of(self._shadows)
+        self._before = RewardTotals.of(self._sims), RewardTotals.of(self._shadows)
         return self._observation
 
     def _begin(self, i: int) -> None:
@@ -323,7 +323,7 @@ class RoutingEnv:
             legal = np.flatnonzero(self._observation.action_mask[i]).tolist()
             raise InputError(f"action of environment {i}", int(actions[i]), "is not legal", f"legal: {legal}")
         self._advance(0, self.num_envs, actions)
-        own, shadow = Totals.of(self._sims), Totals.of(self._shadows)
+        own, shadow = RewardTotals.of(self._sims), RewardTotals.of(self._shadows)
         snapshot = self._snapshot(own.since(self._before[0]), shadow.since(self._before[1]))
         self._look(0, self.num_envs)
         scale = self._scale(snapshot)
@@ -340,7 +340,9 @@ class RoutingEnv:
         self._returns += reward
         groups = self.group.copy()
         episodes = self._end(terminated | truncated, ended_by)
-        self._before = (Totals.of(self._sims), Totals.of(self._shadows)) if episodes else (own, shadow)
+        self._before = (
+            (RewardTotals.of(self._sims), RewardTotals.of(self._shadows)) if episodes else (own, shadow)
+        )
         return Step(
             observation=self._observation,
             reward=reward.astype(np.float32),
@@ -365,13 +367,13 @@ class RoutingEnv:
 
     def _price_per_second(self, sims: Any, policies: Any, episode: Prepared) -> float:
         """What the shadow pays for a second of this episode, on average; sims [1] is run to its end."""
-        before = Totals.of(sims)
+        before = RewardTotals.of(sims)
         sims["stop_at"] = episode.workload.arrived_at[-1]
         run(sims, policies, self._no_actions, 0, 1)
-        gained = Totals.of(sims).since(before)
+        gained = RewardTotals.of(sims).since(before)
         return float(self._price(gained)[0] / max(gained.now[0], 1e-9)) or 1.0
 
-    def _price(self, totals: Totals) -> NDArray[np.float64]:
+    def _price(self, totals: RewardTotals) -> NDArray[np.float64]:
         """[N] the cost of what these totals count, by the objective."""
         return (
             self.objective.outstanding * totals.in_system_area
@@ -380,7 +382,7 @@ class RoutingEnv:
             + self.objective.slo * totals.slo_excess_s
         )
 
-    def _snapshot(self, own: Totals, shadow: Totals) -> Snapshot:
+    def _snapshot(self, own: RewardTotals, shadow: RewardTotals) -> Snapshot:
         sims = self._sims
         num_replicas = sims["router"]["num_replicas"]
         mean = sims["sum_outstanding"] / num_replicas

@@ -43,7 +43,7 @@ TAIL = "ttft_p99_s"
 TAIL_SHARE = 0.15
 
 
-class Selection:
+class RoutingSelection:
     """An `Evaluate` for the trainer: a checkpoint in, metrics named eval_* out."""
 
     def __init__(self, spec: RoutingSpec) -> None:
@@ -118,5 +118,5 @@ class Selection:
         return metrics
 
 
-def make_evaluate(spec: RoutingSpec) -> Selection:
-    return Selection(spec)
+def make_evaluate(spec: RoutingSpec) -> RoutingSelection:
+    return RoutingSelection(spec)

@@ -158,7 +158,7 @@ def _cost_figure(record: RunRecord, costs: Mapping[str, Array], baseline: str) -
 
 
 def _return_figure(record: RunRecord) -> Figure | None:
-    """Of finished episodes; of single decisions where episodes are longer than the run."""
+    """Returns of finished episodes, or rewards of decisions where episodes are longer than the run."""
     if np.isfinite(record.column("mean_ep_return")).sum() > 1:
         names = {"mean_ep_return": "mean return"}
         return _lines(record, names, "Episodes in training", "return of an episode", flags=True)

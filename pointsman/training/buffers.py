@@ -90,7 +90,7 @@ class Buffers:
             self.endings.append(Ending(t, envs, seen, None if state is None else state[envs]))
 
     def metrics(self) -> dict[str, float]:
-        """Of rewards, before they are clipped, and actions."""
+        """What the log says of rewards, before they are clipped, and of actions."""
         raw = sum(self.terms.values(), np.zeros_like(self.rewards)) if self.terms else self.rewards
         shares, greedy = self._shares(self.actions), self._shares(self.greedy_actions)
         sizes = {name: float(np.abs(values).mean()) for name, values in self.terms.items()}

@@ -1,7 +1,7 @@
 """The curves of a run: one row an update, under one set of names, in progress.csv and TensorBoard.
 
-`docs` and `diagnose` use the same names. Groups of names have a slash: reward/<term>, group/<name>,
-episode/<metric>, action_frac/<action>, ended/<limit>, time/<part>_s, safety/<limit>, and
+Training, `diagnose` and the documentation use the same names. Groups of names have a slash: reward/<term>,
+group/<name>, episode/<metric>, action_frac/<action>, ended/<limit>, time/<part>_s, safety/<limit>, and
 eval_<metric>/<baseline>.
 """
 
@@ -115,7 +115,7 @@ class NewsLog:
 
 
 def update_of(line: str) -> int:
-    """Of a line of news; 0 where it does not say."""
+    """The update that a line of news is about; 0 where it does not say."""
     match = re.match(r"update (\d+):", line)
     return int(match[1]) if match else 0
 

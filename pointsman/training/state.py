@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pointsman.training.recorded import Recording
+from pointsman.training.recorded import EnvRecording
 from pointsman.training.warm_start import Teachers
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def restore(trainer: Trainer, state: TrainerState) -> None:
     trainer.teachers = Teachers(values["teachers"])
     if "recordings" in values:
         mine = _under(arrays, f"rank{trainer.ranks.rank}/")
-        recording = Recording(*values["recordings"][trainer.ranks.rank])
+        recording = EnvRecording(*values["recordings"][trainer.ranks.rank])
         trainer.env.play(recording._replace(actions=list(mine["actions"].numpy())))
         trainer.state, trainer.reference_state = mine.get("state"), mine.get("reference_state")
     elif values["difficulty"]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pointsman.envs.entity import Episode
+from pointsman.evaluation.problem import make_env
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.training.advantages import gae
 from pointsman.training.buffers import Buffers, episode_metrics
@@ -37,7 +38,6 @@ from pointsman.training.normalisers import RewardScale
 from pointsman.training.passes import make_pass, use_one_thread
 from pointsman.training.ppo import DivergedError, Knobs, RatioError
 from pointsman.training.ppo import update as ppo_update
-from pointsman.training.problems import make_env
 from pointsman.training.ranks import RankError, Ranks
 from pointsman.training.recorded import RecordedEnv
 from pointsman.training.safety import Alert, Monitor, SafetyError
@@ -87,7 +87,7 @@ class Trainer:
 
     @property
     def num_decisions(self) -> int:
-        """Of all ranks, since the run began."""
+        """How many decisions all ranks have made since the run began."""
         return self.num_updates * self.config.run.steps_per_update
 
     def _seed(self, purpose: int, update: int, rank: int | None = None) -> int:

@@ -219,7 +219,7 @@ class Classroom:
 
 
 def find_policy(policy: str, where: str = "run.start_from") -> Checkpoint:
-    """Of `default`, a run directory or a checkpoint."""
+    """Load `default`, the best policy of a run directory, or a checkpoint."""
     path = parse_spec(PolicySpec, {"kind": policy}, where).checkpoint
     if path is None:
         raise InputError(where, policy, "was not trained", "name `default`, a run or a checkpoint")

@@ -9,7 +9,7 @@ import pytest
 
 from pointsman.envs.routing import RoutingEnv
 from pointsman.errors import InputError
-from pointsman.evaluation.routing import Selection
+from pointsman.evaluation.routing import RoutingSelection
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.routing.policy import PolicyTables
 from pointsman.routing.sources import DEFAULT_CHECKPOINT
@@ -49,7 +49,7 @@ def test_rewards_and_evaluations_count_what_is_beyond_it() -> None:
         return sum(float(env.step(env.advise(0)).terms["slo"].sum()) for _ in range(200))
 
     assert lost(env_for(0.02)) != lost(env_for(2.0))
-    strict = Selection(env_for(0.5).spec)
+    strict = RoutingSelection(env_for(0.5).spec)
     assert {one.config.slo.ttft_s for one in strict._prepared} == {0.5}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pointsman.envs.routing import RoutingSpec
-from pointsman.evaluation.routing import SHOWN, Selection
+from pointsman.evaluation.routing import SHOWN, RoutingSelection
 from pointsman.experiments import own
 from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.routing.policy import PolicySpec
@@ -14,9 +14,9 @@ from pointsman.routing.sources import DEFAULT_CHECKPOINT
 from pointsman.spec import parse_spec
 
 
-def selection(**evaluation: object) -> Selection:
+def selection(**evaluation: object) -> RoutingSelection:
     fields = {"scenarios": ["overload", "mixed-hardware"], "evaluation": {"seeds": 3, **evaluation}}
-    return Selection(parse_spec(RoutingSpec, fields, "env"))
+    return RoutingSelection(parse_spec(RoutingSpec, fields, "env"))
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ def limits_passed(log: RunLog) -> Looked:
 
 
 def _total(series: Series) -> float:
-    """Of a counter that goes on, or of counts one by one."""
+    """The sum of a counter that goes on, or of counts one by one."""
     is_counter = bool((series.y[1:] >= series.y[:-1]).all())
     return float(series.y[-1] if is_counter else series.y.sum())
 
