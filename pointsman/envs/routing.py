@@ -105,7 +105,7 @@ class RoutingSpec(Spec):
     limits: LimitSpec = Field(default=LimitSpec(), description="beyond which an episode is ended as gone bad")
     hold: HoldRule = HoldRule()
     slo: SloSpec | None = Field(
-        default=None, description="what counts as good; null: what the scenarios or files say"
+        default=None, description="what counts as good; null: what the files say, or the default"
     )
     tail: float | None = Field(
         default=None,
@@ -139,14 +139,18 @@ class RoutingSpec(Spec):
         return groups
 
 
-def _one_slo(spec: RoutingSpec) -> SloSpec:
-    """What the policy is trained for: features, rewards and evaluations know one service level."""
+def slo_of(spec: RoutingSpec) -> SloSpec:
+    """What the policy is trained for: features, rewards and evaluations know one service level.
+
+    That of the files which have one; scenarios of ours have none of their own.
+    """
     if spec.slo is not None:
         return spec.slo
-    found = {name: find_scenario(name).config(0).slo for name in spec.scenarios if name != RANDOM}
+    configs = {name: find_scenario(name).config(0) for name in spec.scenarios if is_file(name)}
+    found = {name: config.slo for name, config in configs.items() if "slo" in config.model_fields_set}
     different = [name for name, slo in found.items() if slo != next(iter(found.values()))]
     if different:
-        problem = "has another service level than the others that are trained on"
+        problem = "has another service level than the other files that are trained on"
         raise InputError("slo", different[0], problem, "set env.slo for all of them, or train on each alone")
     return next(iter(found.values()), SloSpec())
 
@@ -163,7 +167,7 @@ class RoutingEnv:
         self.space = EntitySpace(spec.max_replicas, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         has_baseline = any(one.kind == BASELINE for one in spec.teachers)
         teachers = spec.teachers if has_baseline else (*spec.teachers, PolicySpec(kind=BASELINE))
-        self.slo = _one_slo(spec)
+        self.slo = slo_of(spec)
         self.metadata: dict[str, Any] = {
             "objective": spec.objective,
             "hold": spec.hold.model_dump(),

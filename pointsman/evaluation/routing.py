@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.envs.episodes import RANDOM
-from pointsman.envs.routing import RoutingSpec
+from pointsman.envs.routing import RoutingSpec, slo_of
 from pointsman.evaluation.compare import HEADLINES
 from pointsman.experiments.objective import find_objective
 from pointsman.experiments.own import selection_episodes
@@ -52,7 +52,7 @@ class RoutingSelection:
         self.sources = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
         self.scenarios = short_names(self.sources)
         self.num_seeds = spec.evaluation.seeds
-        self.slo = spec.slo
+        self.slo = slo_of(spec)
         self.by_worst_block = spec.evaluation.select == "worst-block"
 
     @cached_property
@@ -62,8 +62,6 @@ class RoutingSelection:
         for name in self.sources:
             blocks = selection_episodes(find_scenario(name), self.num_seeds)
             prepared += [blocks[k % len(blocks)] for k in range(self.num_seeds)]
-        if self.slo is None:
-            return prepared
         return [replace(one, config=one.config.model_copy(update={"slo": self.slo})) for one in prepared]
 
     def measure(self, policy: AnyPolicy) -> dict[str, NDArray[np.float64]]:

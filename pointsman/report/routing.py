@@ -53,9 +53,8 @@ def appraise(
     comparisons = []
     for name, source in zip(selection.scenarios, selection.sources, strict=True):
         scenario = find_scenario(source)
-        configs = kept_configs(scenario, REPORT, seeds)
-        if spec.slo is not None:
-            configs = [config.model_copy(update={"slo": spec.slo}) for config in configs]
+        kept = kept_configs(scenario, REPORT, seeds)
+        configs = [config.model_copy(update={"slo": selection.slo}) for config in kept]
         comparisons.append(
             compare(
                 name,

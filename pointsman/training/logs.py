@@ -139,7 +139,7 @@ class Curves:
         self._add_histogram(row)
 
     def _add_histogram(self, row: Row) -> None:
-        """Of the actions, whose shares are `action_frac/<action>`."""
+        """Show how often each action was taken: its share is `action_frac/<action>`."""
         shares = [value for name, value in row.items() if name.startswith("action_frac/")]
         if not shares:
             return
