@@ -11,7 +11,7 @@ import pytest
 
 from pointsman.live.load import Load
 from pointsman.live.processes import router
-from pointsman.router.config import parse_url
+from pointsman.router.http.address import parse_url
 from pointsman.workload import Workload
 from tests.cli.conftest import Cli
 
