@@ -2,8 +2,8 @@
 
 A block is one seed of every scenario. Its return is the cost saved against least-outstanding, as a share:
 0 means as good as today's router, 0.2 a fifth less cost (geometric mean over scenarios). `eval_score`, which
-chooses the best checkpoint, also counts what the cost hardly sees: a share of what is saved of P99 TTFT, and
-against it any scenario in which a headline latency is worse than least-outstanding's.
+chooses the best checkpoint, is that less what the breaches of the objective's limits take; `eval_breach/…`
+says how far beyond each limit the policy is in each scenario, which the prices in training follow.
 """
 
 from __future__ import annotations
@@ -25,17 +25,14 @@ from pointsman.routing.policy import PolicySpec
 BASELINE = "least-outstanding"
 RIVALS = ("random", "round-robin")
 NUM_THREADS = 2
-# Where first tokens come within a second, no integral over time pays for a tail that a user would notice.
-TAIL = "ttft_p99_s"
-TAIL_SHARE = 0.15
 
 
 class Selection:
     """An `Evaluate` for the trainer: a checkpoint in, metrics named eval_* out."""
 
     def __init__(self, spec: RoutingSpec) -> None:
-        self.objective = find_objective(spec.objective)
-        trained_on = [name for name in spec.scenarios if name != RANDOM]
+        self.objective = find_objective(spec.objective, spec.keep)
+        trained_on = dict.fromkeys(name for name in spec.scenarios if name != RANDOM)
         self.scenarios = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
         self.seeds = SELECTION_SEEDS[: spec.evaluation.seeds]
 
@@ -57,7 +54,17 @@ class Selection:
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, NDArray[np.float64]]]:
-        return {name: self.measure(PolicySpec(kind=name)) for name in (BASELINE, *RIVALS)}
+        names = dict.fromkeys((BASELINE, *RIVALS, *self.objective.references))
+        return {name: self.measure(PolicySpec(kind=name)) for name in names}
+
+    def breaches(self, table: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+        """[scenarios] by limit: how far beyond it, as a logarithm. A P99 is the mean of the seeds'."""
+
+        def means(one: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+            return {name: one[name].mean(axis=1) for name in HEADLINES}
+
+        references = {name: means(self.baselines[name]) for name in self.objective.references}
+        return self.objective.breaches(means(table), references)
 
     def block_returns(self, table: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
         """[seeds] cost saved against the baseline, as a share."""
@@ -75,11 +82,9 @@ class Selection:
             "eval_max_block_return": float(blocks.max()),
         }
         metrics |= {f"eval_block{k}_return": float(value) for k, value in enumerate(blocks)}
-        regressions = []
         for name in HEADLINES:
             logs = np.log(table[name].mean(axis=1) / baseline[name].mean(axis=1))  # by scenario
             metrics[f"eval_{name}"] = float(np.expm1(logs.mean()))
-            regressions.append(np.maximum(0.0, logs).mean())
         for scenario, row, before in zip(self.scenarios, table["cost"], baseline["cost"], strict=True):
             metrics[f"eval_cost/{scenario}"] = float(row.mean() / before.mean() - 1.0)
         for rival in RIVALS:
@@ -87,8 +92,12 @@ class Selection:
         metrics["eval_noop_frac"] = float(table["held_share"].mean())
         metrics["eval_invalid_frac"] = 0.0  # the kernel chooses among legal actions only
         metrics["eval_baseline_score"] = 0.0
-        tail = -TAIL_SHARE * metrics[f"eval_{TAIL}"]
-        metrics["eval_score"] = metrics["eval_mean_return"] + tail - float(np.sum(regressions))
+        breaches = self.breaches(table)
+        for limit, by_scenario in breaches.items():
+            metrics[f"eval_breach/{limit}"] = float(by_scenario.mean())
+            for scenario, breach in zip(self.scenarios, by_scenario.tolist(), strict=True):
+                metrics[f"eval_breach/{limit}/{scenario}"] = breach
+        metrics["eval_score"] = metrics["eval_mean_return"] - self.objective.penalty(breaches)
         return metrics
 
 
