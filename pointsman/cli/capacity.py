@@ -24,7 +24,7 @@ def capacity(
     from pointsman.experiments.capacity import replica_capacities
     from pointsman.simulator.plan import plan_replicas
 
-    folder = base_dir(config_file)
+    folder = base_dir(config_file, scenario)
     with compilation_announced():
         config = resolve(config_file, scenario, overrides or [])
         plans = plan_replicas(config.cluster, folder)

@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +22,6 @@ from pointsman.cli.options import (
     Overrides,
     ScenarioNames,
     Situation,
-    base_dir,
     chosen_scenarios,
     num_threads,
     objective_named,
@@ -98,11 +96,9 @@ def compare(
         folder = outputs.enter_context(output_dir("--out", out)) if out else None
         outputs.enter_context(compilation_announced())
         scenarios = chosen_scenarios(config_file, scenario or [])
-        wanted = situations(config_file, scenarios, overrides or [], report_seeds(seeds))
+        wanted = situations(scenarios, overrides or [], report_seeds(seeds))
         started = time.perf_counter()
-        comparisons = run_comparisons(
-            wanted, split_names(policies), baseline, base_dir(config_file), num_threads(threads), cost
-        )
+        comparisons = run_comparisons(wanted, split_names(policies), baseline, num_threads(threads), cost)
         wall_s = time.perf_counter() - started
         report = ComparisonReport(comparisons, command, wall_s, cost)
         if folder is not None:
@@ -121,7 +117,6 @@ def run_comparisons(
     wanted: Sequence[Situation],
     policies: Sequence[str] | None,
     baseline: str,
-    folder: Path | None,
     threads: int,
     objective: Objective | None,
 ) -> list[Comparison]:
@@ -130,8 +125,10 @@ def run_comparisons(
 
     with progress("simulating", len(wanted)) as advance:
         return [
-            run_comparison(*situation, policies, baseline, folder, threads, advance, objective)
-            for situation in wanted
+            run_comparison(
+                one.name, one.what, one.configs, policies, baseline, one.folder, threads, advance, objective
+            )
+            for one in wanted
         ]
 
 

@@ -31,13 +31,13 @@ from pointsman.cli.options import (
     Overrides,
     ScenarioNames,
     Suite,
-    base_dir,
     chosen_scenarios,
+    kept_situations,
     num_threads,
     objective_named,
+    own_files,
     refuse_seed,
     report_seeds,
-    situations,
 )
 from pointsman.cli.returns import env_of, env_section, evaluate_returns, refuse_routing_options
 from pointsman.errors import InputError
@@ -84,7 +84,8 @@ def evaluate(
     """Judge a policy on report seeds, which nothing is tuned or trained on, against several others.
 
     All requests count and runs are drained; every policy serves the same arrivals. Changes are those of the
-    policy's means to the other's, with 95 % intervals. Without --scenario, --suite or --config: steady-chat.
+    policy's means to the other's, with 95 % intervals. Without --scenario, --suite or --config: the files it
+    was trained on, or steady-chat. Of a trace, the last fifth is judged on, in blocks.
 
     A policy for GPU jobs is judged by its returns, on what it was trained on; --set changes that.
 
@@ -117,16 +118,16 @@ def evaluate(
     with ExitStack() as outputs:
         folder = outputs.enter_context(output_dir("--out", out)) if out else None
         outputs.enter_context(compilation_announced())
+        if not (scenario or suite or config_file):
+            scenario = own_files(policy)
         scenarios = chosen_scenarios(config_file, scenario or [], suite)
-        wanted = situations(config_file, scenarios, overrides or [], report_seeds(seeds))
+        wanted = kept_situations(scenarios, overrides or [], report_seeds(seeds))
         started = time.perf_counter()
         policies = [policy, *others]
         if live:
-            comparisons = [measure(wanted[0], policies, others[0], live, base_dir(config_file), cost)]
+            comparisons = [measure(wanted[0], policies, others[0], live, cost)]
         else:
-            comparisons = run_comparisons(
-                wanted, policies, others[0], base_dir(config_file), num_threads(threads), cost
-            )
+            comparisons = run_comparisons(wanted, policies, others[0], num_threads(threads), cost)
         wall_s = time.perf_counter() - started
         report = EvaluationReport(ComparisonReport(comparisons, command, wall_s, cost))
         if not report.against:

@@ -9,7 +9,7 @@ import typer
 
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
-from pointsman.cli.options import AsJson
+from pointsman.cli.options import AsJson, own_files
 from pointsman.cli.returns import refuse_routing_options
 from pointsman.errors import InputError
 
@@ -31,7 +31,12 @@ def explain(
     ],
     scenario: Annotated[
         list[str] | None,
-        typer.Option("--scenario", metavar="NAME", help="Where it decides; repeat it. Default: steady-chat."),
+        typer.Option(
+            "--scenario",
+            metavar="NAME",
+            help="Where it decides, a name or a file; repeat it. Default: the files it was trained on, "
+            "or steady-chat.",
+        ),
     ] = None,
     feature: Annotated[
         list[str] | None,
@@ -48,7 +53,7 @@ def explain(
     Example: pointsman explain runs/quick --scenario mixed-hardware --feature backlog --feature prompt
     """
     from pointsman.evaluation import explain as evaluation
-    from pointsman.experiments.scenarios import DEFAULT
+    from pointsman.experiments.scenarios import DEFAULT, short_names
     from pointsman.training.problems import make_env
 
     checkpoint = _load(policy)
@@ -61,7 +66,10 @@ def explain(
     entity = checkpoint.metadata.get("entity", "replica")
     if env is not None:
         refuse_routing_options({"--scenario": scenario}, env["kind"])
-    scenarios = list(dict.fromkeys(scenario or [DEFAULT])) if env is None else [env["kind"]]
+    if env is None:
+        scenarios = list(dict.fromkeys(scenario or own_files(policy) or [DEFAULT]))
+    else:
+        scenarios = [env["kind"]]
     with compilation_announced(), progress("looking", 2.0) as advance:
         if env is None:
             recorded = evaluation.record(checkpoint, scenarios, decisions, where=policy)
@@ -86,7 +94,7 @@ def explain(
         )
         return
     console = stdout()
-    where = ", ".join(scenarios)
+    where = ", ".join(short_names(scenarios))
     console.print(f"[bold]{policy}[/bold]: what {len(recorded):,} decisions on {where} depend on")
     console.print(_importance_table("group", groups), "")
     console.print(_importance_table("feature", features[:NUM_SHOWN]), "")

@@ -31,22 +31,21 @@ def refuse_with_live(scenarios: Sequence[str], suite: str | None, threads: int) 
 
 
 def live_options(
-    urls: Sequence[str] | None, others: Mapping[str, object], scenario: str | None, start_from: str | None
+    urls: Sequence[str], others: Mapping[str, object], scenarios: Sequence[str], start_from: str | None
 ) -> list[str]:
     """What `train --live` changes in its configuration; `others` are options that make no sense beside it."""
-    if not urls:
-        if scenario is not None:
-            remedy = "give --live, or name it with --set env.scenarios=[…]"
-            raise InputError("--scenario", scenario, "given without --live", remedy)
-        return []
+    from pointsman.experiments.scenarios import is_file
+
     for option, value in others.items():
         if value is not None:
             raise InputError(option, str(value), "given beside --live", "leave it out")
     if find_spec("uvloop") is None:
         raise InputError("--live", "uvloop", "is not installed", "pip install 'pointsman[serve]'")
     options = [f"env.servers={json.dumps(urls)}"]
-    if scenario is not None:
-        options.append(f"env.scenario={scenario}")
+    if len(scenarios) > 1:
+        raise InputError("--scenario", scenarios[1], "given beside --live", "name one scenario at a time")
+    for name in scenarios:
+        options.append(f"env.config={Path(name).resolve()}" if is_file(name) else f"env.scenario={name}")
     if start_from is not None:
         options.append(f"env.start={start_from}")
     return options
@@ -57,7 +56,6 @@ def measure(
     policies: Sequence[str],
     baseline: str,
     urls: Sequence[str],
-    folder: Path | None,
     objective: Objective | None,
 ) -> Comparison:
     """Serve the situation's arrivals on these servers, by each policy, with progress."""
@@ -68,7 +66,7 @@ def measure(
         raise InputError("--live", error.name, "is not installed", "pip install 'pointsman[serve]'") from None
 
     async def planned_and_served() -> Comparison:
-        plan = await plan_live(situation.name, situation.configs, policies, baseline, urls, folder)
+        plan = await plan_live(situation.name, situation.configs, policies, baseline, urls, situation.folder)
         about = f"{plan.num_requests:,} requests in at least {duration(plan.duration_s)}"
         say(f"{about}; --set workload.requests=N and --seeds N make it shorter")
         with progress("serving", 1.0) as advance:

@@ -22,6 +22,10 @@ ConfigFile = Annotated[
     Path | None,
     typer.Argument(metavar="CONFIG.yaml", help="Configuration; paths in it start at its folder."),
 ]
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="CONFIG.yaml", help="Configurations, each with the same weight."),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the configuration, e.g. workload.requests=5000."),
@@ -31,7 +35,7 @@ ScenarioName = Annotated[
 ]
 ScenarioNames = Annotated[
     list[str] | None,
-    typer.Option("--scenario", metavar="NAME", help="A named scenario; repeat it, or give `all`."),
+    typer.Option("--scenario", metavar="NAME", help="A scenario or a file; repeat it, or give `all`."),
 ]
 Suite = Annotated[
     str | None,
@@ -71,6 +75,8 @@ def resolve(file: Path | None, scenario: str | None, overrides: list[str]) -> Co
             raise both_given(file)
         return load_config(file, overrides)
     found = find_scenario(scenario or DEFAULT)
+    if found.path is not None:
+        return load_config(found.path, overrides)
     config = found.config(0, overrides)
     # Some scenarios depend on their seed.
     return config if config.seed == 0 else found.config(config.seed, overrides)
@@ -80,42 +86,55 @@ def both_given(file: Path) -> InputError:
     return InputError("CONFIG", str(file), "given beside --scenario", "name one of the two")
 
 
-def base_dir(file: Path | None) -> Path | None:
+def base_dir(file: Path | None, scenario: str | None) -> Path | None:
     """Where relative paths of the configuration start; None = here."""
+    from pointsman.experiments.scenarios import is_file
+
+    if file is None and scenario is not None and is_file(scenario):
+        file = Path(scenario).expanduser()
     return file.parent if file is not None else None
 
 
 class Situation(NamedTuple):
-    """What policies are judged on: `configs` are the same but for their seed."""
+    """What policies are judged on: `configs` are the same but for their seed, or their part of a trace."""
 
     name: str
     what: str
     configs: list[Config]
+    folder: Path | None = None  # where relative paths start
 
 
 def situations(
-    file: Path | None, scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int]
+    scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int]
 ) -> list[Situation]:
-    """The file, or else each of the scenarios."""
-    from pointsman.config import load_config
-
-    if file is not None:
-        config = load_config(file, overrides)
-        configs = [config.model_copy(update={"seed": seed}) for seed in seeds]
-        return [Situation(file.stem, str(file), configs)]
+    """Each scenario as it is."""
     return [
-        Situation(one.name, one.what, [one.config(seed, overrides) for seed in seeds]) for one in scenarios
+        Situation(one.name, one.what, [one.config(seed, overrides) for seed in seeds], one.folder)
+        for one in scenarios
+    ]
+
+
+def kept_situations(
+    scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int]
+) -> list[Situation]:
+    """What nothing was trained or selected on: other seeds, or the last part of a trace in blocks."""
+    from pointsman.experiments.own import REPORT, kept_configs, kept_text
+
+    return [
+        Situation(one.name, kept_text(one, configs), configs, one.folder)
+        for one in scenarios
+        for configs in [kept_configs(one, REPORT, seeds, overrides)]
     ]
 
 
 def chosen_scenarios(file: Path | None, names: Sequence[str], suite: str | None = None) -> list[Scenario]:
-    """Those named, or of the suite; none beside a file, and the default where nothing is given."""
-    from pointsman.experiments.scenarios import DEFAULT, find_scenario, find_suite
+    """The file, or those named, or of the suite; the default where nothing is given."""
+    from pointsman.experiments.scenarios import DEFAULT, find_scenario, find_suite, scenario_of_file
 
     if file is not None:
         if names or suite:
             raise both_given(file)
-        return []
+        return [scenario_of_file(file)]
     if suite is not None:
         if names:
             raise InputError("--suite", suite, "given beside --scenario", "name one of the two")
@@ -123,6 +142,19 @@ def chosen_scenarios(file: Path | None, names: Sequence[str], suite: str | None 
     if "all" in names:
         return find_suite("all")
     return [find_scenario(name) for name in dict.fromkeys(names or [DEFAULT])]
+
+
+def own_files(policy: str) -> list[str]:
+    """The configuration files that a policy was trained on, as far as they are still there."""
+    from pointsman.inference.checkpoint import load_checkpoint
+    from pointsman.routing.policy import PolicySpec
+    from pointsman.spec import parse_spec
+
+    path = parse_spec(PolicySpec, {"kind": policy}, "policy").checkpoint
+    if path is None:
+        return []
+    traffic = load_checkpoint(path, "policy").metadata.get("traffic", {})
+    return [name for name in traffic if Path(name).is_file()]
 
 
 def report_seeds(num_seeds: int | None) -> range:

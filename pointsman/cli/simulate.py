@@ -68,7 +68,7 @@ def simulate(
         trace_file = outputs.enter_context(output_file("--trace-out", trace_out)) if trace_out else None
         outputs.enter_context(compilation_announced())
         config = resolve(config_file, scenario, overrides or [])
-        prepared = evaluation.prepare(config, base_dir(config_file))
+        prepared = evaluation.prepare(config, base_dir(config_file, scenario))
         trace = (
             TraceWriter(trace_file, _replica_names(prepared), _num_lanes(prepared)) if trace_file else None
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 from collections.abc import Callable, Iterator
@@ -26,8 +27,13 @@ RUNS = Path("runs")
 
 def train(
     context: typer.Context,
-    config_file: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG.yaml", help="Training configuration; or name a preset.")
+    config_files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="CONFIG.yaml",
+            help="Your cluster and traffic, as `compare` reads them; several are a mix. Or a training "
+            "configuration.",
+        ),
     ] = None,
     preset: Annotated[
         str | None,
@@ -73,11 +79,20 @@ def train(
         ),
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option("--scenario", metavar="NAME", help="With --live: whose arrivals are sent.")
+        list[str] | None,
+        typer.Option(
+            "--scenario",
+            metavar="NAME",
+            help="What to train on: a scenario, a file, or `random` for anything; repeat it. "
+            "With --live: whose arrivals are sent.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Learn a policy by PPO, and keep the best by evaluation beside the last.
+
+    CONFIG is your cluster, traffic and service level, the file that `compare` reads. A trace in it is cut in
+    three: the first part is trained on, the second chooses the best policy, the last is left for `evaluate`.
 
     Ctrl-C finishes the update, saves it and prints how to go on; with --steps, the result is the same to the
     last bit. A run that diverges ends with status 1 and keeps its last good checkpoint.
@@ -85,7 +100,7 @@ def train(
     With --live, a policy (`default`, or --start-from) learns on from a scenario's arrivals, sent to real
     servers in real time. The policy it started from decides half of them, and takes over if that is better.
 
-    Example: pointsman train --preset quick --minutes 2 --out runs/first
+    Example: pointsman train my-cluster.yaml --preset quick --out runs/mine
     """
     from pointsman.cli.training_view import view
     from pointsman.training import runs
@@ -94,14 +109,15 @@ def train(
         raise InputError("--steps", steps, "given beside --minutes", "give one of the two")
     command = shlex.join(["pointsman", *context.obj])
     if resume is not None:
-        fixed = {"CONFIG": config_file, "--preset": preset, "--env": env, "--out": out, "--seed": seed}
+        fixed: dict[str, object] = {"CONFIG": config_files[0] if config_files else None}
+        fixed |= {"--preset": preset, "--env": env, "--out": out, "--seed": seed}
         fixed |= {
             "--workers": workers,
             "--objective": objective,
             "--set": overrides[0] if overrides else None,
             "--start-from": start_from,
             "--live": live[0] if live else None,
-            "--scenario": scenario,
+            "--scenario": scenario[0] if scenario else None,
         }
         for option, value in fixed.items():
             if value is not None:
@@ -110,12 +126,17 @@ def train(
     else:
         given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
         given |= {"start_from": start_from}
-        for_live = live_options(
-            live, {"--preset": preset, "--env": env, "--workers": workers}, scenario, start_from
-        )
-        source = _source(config_file, "live" if live and config_file is None else preset, env)
-        config = _config(source, [*(overrides or []), *for_live], given)
-        folder = out or _free_folder(source if isinstance(source, str) else source.stem)
+        config_file, own = _told_apart(config_files or [], scenario or [])
+        if live:
+            others = {"--preset": preset, "--env": env, "--workers": workers}
+            first, last = [], live_options(live, others, own, start_from)
+            preset = None if config_file is not None else "live"
+        else:
+            first, last = _own_options(own), []
+        source = _source(config_file, preset, env)
+        config = _config(source, [*first, *(overrides or []), *last], given)
+        folder = out or _free_folder(_run_name(source, own))
+        _say_parts(config)
     with (
         _failures_as_lines(resume or folder),
         stop_requests() as is_asked_to_stop,
@@ -133,6 +154,51 @@ def train(
         print_json(result._asdict())
     else:
         _print_result(result)
+
+
+def _told_apart(files: list[Path], scenarios: list[str]) -> tuple[Path | None, list[str]]:
+    """A training configuration, if one is given, and what to train on; a file's keys say which it is."""
+    from pointsman.spec import read_yaml
+
+    own = [str(file) for file in files if "workload" in read_yaml(file, "env")]
+    configs = [file for file in files if str(file) not in own]
+    if len(configs) > 1:
+        remedy = "give one; several files are a mix only if each has a `workload`"
+        raise InputError("CONFIG", str(configs[1]), "a second training configuration", remedy)
+    return configs[0] if configs else None, [*own, *scenarios]
+
+
+def _own_options(names: list[str]) -> list[str]:
+    """What to train and select on, in place of what the preset says; --set may change it again."""
+    from pointsman.envs.episodes import RANDOM
+    from pointsman.experiments.scenarios import find_scenario, is_file
+
+    if not names:
+        return []
+    known = [name for name in names if name != RANDOM]
+    sizes = [find_scenario(name).config(0).cluster.num_replicas for name in known]
+    if all(is_file(name) for name in names):
+        room = max(sizes)
+    else:
+        room = max(8, *sizes)  # the largest that `random` and `random-hardware` draw
+    named = json.dumps([str(Path(name).expanduser().resolve()) if is_file(name) else name for name in names])
+    return [f"env.scenarios={named}", "env.evaluation.scenarios=[]", f"env.max_replicas={room}"]
+
+
+def _run_name(source: Path | str, own: list[str]) -> str:
+    if own:
+        return Path(own[0]).stem
+    return source if isinstance(source, str) else source.stem
+
+
+def _say_parts(config: TrainConfig) -> None:
+    """Which of the user's traffic is trained on, and which is kept."""
+    from pointsman.experiments.own import parts_text
+    from pointsman.experiments.scenarios import find_scenario, is_file
+
+    for name in dict.fromkeys(config.env.get("scenarios", ())):
+        if is_file(name):
+            say(parts_text(find_scenario(name)))
 
 
 def _source(file: Path | None, preset: str | None, env: str | None) -> Path | str:

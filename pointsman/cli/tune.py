@@ -14,12 +14,12 @@ from pointsman.cli.console import compilation_announced, print_json, progress, s
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
     AsJson,
-    ConfigFile,
+    ConfigFiles,
     NumThreads,
     Overrides,
     ScenarioNames,
     Suite,
-    base_dir,
+    both_given,
     chosen_scenarios,
     num_threads,
     refuse_seed,
@@ -35,7 +35,7 @@ NUM_DECISIONS = 20_000_000
 
 def tune(
     context: typer.Context,
-    config_file: ConfigFile = None,
+    config_files: ConfigFiles = None,
     scenario: ScenarioNames = None,
     suite: Suite = None,
     objective: Annotated[
@@ -77,17 +77,17 @@ def tune(
     with ExitStack() as outputs:
         file = outputs.enter_context(output_file("--out", out)) if out else None
         outputs.enter_context(compilation_announced())
-        situations = _situations(config_file, scenario or [], suite, overrides or [])
+        situations = _situations(config_files or [], scenario or [], suite, overrides or [])
         started = time.perf_counter()
         with progress("tuning", 1.0) as advance:
             tuned = evaluation.tune(
-                list(situations.values()),
+                [search for search, _ in situations.values()],
                 aim,
                 budget,
                 seed,
-                base_dir(config_file),
                 num_threads(threads),
                 advance,
+                [check for _, check in situations.values()],
             )
         wall_s = time.perf_counter() - started
         command = shlex.join(["pointsman", *context.obj])
@@ -115,21 +115,24 @@ def _budget(decisions: int | None, minutes: float | None) -> Budget:
 
 
 def _situations(
-    file: Path | None, names: list[str], suite: str | None, overrides: list[str]
-) -> dict[str, Situation]:
-    from pointsman.config import load_config
-    from pointsman.evaluation.tune import shortened
-    from pointsman.experiments.scenarios import UNSEEN
+    files: list[Path], names: list[str], suite: str | None, overrides: list[str]
+) -> dict[str, tuple[Situation, Situation]]:
+    """What is searched on and what has the last word, by name."""
+    from pointsman.evaluation.tune import search_and_check
+    from pointsman.experiments.own import parts_text
+    from pointsman.experiments.scenarios import UNSEEN, scenario_of_file, short_names
 
-    scenarios = chosen_scenarios(file, names, suite)
-    if file is not None:
-        config = load_config(file, overrides)
-        return {file.stem: lambda seed: config.model_copy(update={"seed": seed})}
+    if files and (names or suite):
+        raise both_given(files[0])
+    scenarios = [scenario_of_file(file) for file in files] or chosen_scenarios(None, names, suite)
     for one in scenarios:
-        if one.name in UNSEEN:
+        if one.path is None and one.name in UNSEEN:
             problem = "is kept for judging what was never tuned on it"
             raise InputError("--scenario", one.name, problem, "name others; see `pointsman scenarios`")
-    return {one.name: shortened(one, overrides) for one in scenarios}
+        if one.path is not None:
+            say(f"{one.name}: {parts_text(one)}")
+    called = short_names([str(one.path or one.name) for one in scenarios])
+    return {name: search_and_check(one, overrides) for name, one in zip(called, scenarios, strict=True)}
 
 
 def _result(tuned: Tuned, objective: Objective, situations: list[str], command: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""The traffic and the clusters that training sees: windows of named scenarios, or drawn at random.
+"""The traffic and the clusters that training sees: windows of scenarios, of files, or drawn at random.
 
-Training draws its own seeds, disjoint from those that select and report (evaluation/scenarios.py). `random`
-is not a scenario but a family: any number of replicas on any devices, any traffic, so that a policy trained
-on it has seen more than the situations it is judged by.
+Training draws its own seeds, disjoint from those that select and report (experiments/scenarios.py); of a
+configuration file it sees the part for training (experiments/own.py). `random` is not a scenario but a
+family: any model on any number of any devices, any traffic, so that a policy trained on it has seen more than
+the situations it is judged by.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,14 @@ from pydantic import Field
 
 from pointsman.config import Config, load_config
 from pointsman.errors import InputError, PointsmanWarning
+from pointsman.experiments.own import training_episode
 from pointsman.experiments.scenarios import (
     LONGEST_CHAT_TOKENS,
     REPORT_SEEDS,
     SCENARIOS,
     UNSEEN,
     find_scenario,
+    is_file,
 )
 from pointsman.experiments.simulate import Prepared, prepare
 from pointsman.simulator.hardware import Deployment, kv_capacity_blocks, load_catalogue
@@ -37,8 +41,15 @@ MEMORY_SHARES = (0.5, 0.35, 0.25, 1 / 6, 0.12)
 MIXTURES = (0.2, 0.5, 0.8)
 PROMPT_MEANS, OUTPUT_MEANS, LENGTH_CVS = (120, 500, 2000, 4000), (30, 150, 500), (0.5, 1.5)
 LENGTHS = ("azure-conv", "azure-code", "mooncake-conv", "mixture", "lognormal")
-MODEL = "Llama-3.1-8B"
 LONGEST_MOONCAKE_TOKENS = 131_072
+# How often each model is drawn, and on how many devices together; all read 32,768 tokens or more.
+MODELS = (
+    ("Llama-3.1-8B", 1, 0.4),
+    ("Qwen2.5-7B", 1, 0.2),
+    ("Qwen2.5-14B", 1, 0.1),
+    ("Qwen2.5-32B", 2, 0.15),
+    ("Llama-3.1-70B", 4, 0.15),
+)
 
 
 class Difficulty(Spec):
@@ -59,6 +70,8 @@ def draw(group: str, num_requests: int, difficulty: Difficulty, rng: np.random.G
         warnings.simplefilter("ignore", PointsmanWarning)  # a load above capacity is meant here
         if group == RANDOM:
             return prepare(random_config(num_requests, load, difficulty, seed, rng))
+        if is_file(group):
+            return training_episode(Path(group), num_requests, load, seed, rng)
         overrides = [f"workload.requests={num_requests}"]
         arrivals = SCENARIOS[group].config(seed).workload.arrivals
         base = getattr(arrivals, "load", None)
@@ -72,21 +85,22 @@ def check_groups(groups: Sequence[str]) -> None:
         raise InputError("env.scenarios", groups, "nothing to train on", f"known: {', '.join(SCENARIOS)}")
     for name in groups:
         if name != RANDOM:
-            find_scenario(name)
+            find_scenario(name).config(0)
         if name in UNSEEN:
             problem = "is there to see how policies generalise, not to train on"
             raise InputError("env.scenarios", name, problem, f"train on: {', '.join(SCENARIOS)}, {RANDOM}")
 
 
 @cache
-def _devices(longest_tokens: int) -> tuple[tuple[str, int], ...]:
-    """Devices that hold the model and the longest request, with their KV memory in tokens."""
+def _devices(model_name: str, num_devices: int, longest_tokens: int) -> tuple[tuple[str, int], ...]:
+    """Devices of which so many hold the model and the longest request, with their KV memory in tokens."""
     catalogue = load_catalogue()
-    model = catalogue.model(MODEL)
+    model = catalogue.model(model_name)
     found = []
     for name in sorted(catalogue.devices):
         try:
-            tokens = kv_capacity_blocks(Deployment(catalogue.devices[name], model), block_size=1)
+            deployment = Deployment(catalogue.devices[name], model, tensor_parallel=num_devices)
+            tokens = kv_capacity_blocks(deployment, block_size=1)
         except InputError:
             continue
         if tokens >= longest_tokens:
@@ -100,7 +114,10 @@ def random_config(
     """Anything a user might run."""
     kind = str(rng.choice(LENGTHS, p=(0.35, 0.15, 0.1, 0.2, 0.2)))
     longest = LONGEST_MOONCAKE_TOKENS if kind == "mooncake-conv" else LONGEST_CHAT_TOKENS
-    devices = _devices(longest)
+    fitting = [one for one in MODELS if load_catalogue().model(one[0]).max_context_tokens >= longest]
+    weights = np.array([weight for _, _, weight in fitting])
+    model, num_devices, _ = fitting[int(rng.choice(len(fitting), p=weights / weights.sum()))]
+    devices = _devices(model, num_devices, longest)
     num_replicas = int(rng.integers(2, difficulty.max_replicas + 1))
     is_mixed = rng.random() < difficulty.hardware_mix
     drawn = [devices[int(rng.integers(len(devices)))] for _ in range(num_replicas if is_mixed else 1)]
@@ -110,7 +127,8 @@ def random_config(
     share = 1.0 if rng.random() < 0.65 else float(rng.choice(shares))
     counts = num_replicas if not is_mixed else 1
     cluster: dict[str, Any] = {
-        "model": MODEL,
+        "model": model,
+        "tensor_parallel": num_devices,
         "replicas": [{"device": name, "count": counts} for name, _ in drawn],
         "kv_memory_share": share,
     }

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from pointsman.compiled.memory import Records, array_at
 from pointsman.compiled.random import first_state
@@ -28,6 +28,8 @@ from pointsman.envs.foresight import Oracle
 from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, Snapshot, Totals
 from pointsman.errors import InputError
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
+from pointsman.experiments.own import parts_text
+from pointsman.experiments.scenarios import find_scenario, is_file, short_names
 from pointsman.inference.space import EntitySpace
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
@@ -71,7 +73,8 @@ class EvaluationSpec(Spec):
 
 class RoutingSpec(Spec):
     scenarios: tuple[str, ...] = Field(
-        default=("steady-chat",), description="named scenarios, and `random` for anything; one after another"
+        default=("steady-chat",),
+        description="named scenarios, configuration files, and `random` for anything; one after another",
     )
     objective: str = Field(default=DEFAULT_OBJECTIVE, description="balanced, mean, tail or slo")
     reward: RewardSpec = RewardSpec()
@@ -81,7 +84,9 @@ class RoutingSpec(Spec):
     teachers: tuple[PolicySpec, ...] = Field(
         default=(PolicySpec(kind="least-delay"),), description="whose decisions a warm start imitates"
     )
-    max_replicas: int = Field(default=8, ge=1, description="room in the observation")
+    max_replicas: int = Field(
+        default=8, ge=1, description="room in the observation; at least what the files and `random` need"
+    )
     decisions: int = Field(default=4096, ge=1, description="length of an episode")
     warmup_requests: int = Field(
         default=3000, ge=0, description="at most so many arrivals, drawn at random, come before it"
@@ -99,7 +104,9 @@ class RoutingSpec(Spec):
         default=20.0, ge=0, description="that costs as much as this long at the same excess"
     )
     hold: HoldRule = HoldRule()
-    slo: SloSpec = SloSpec()
+    slo: SloSpec | None = Field(
+        default=None, description="what counts as good; null: what each scenario or file says"
+    )
     keep: dict[str, str | float] = Field(
         default={},
         description="limits on tails, instead of the objective's: ttft_p99, e2e_p99, each a policy whose it "
@@ -108,6 +115,17 @@ class RoutingSpec(Spec):
     difficulty: Difficulty = Difficulty()
     evaluation: EvaluationSpec = EvaluationSpec()
     features_off: tuple[str, ...] = Field(default=(), description="groups of features read as 0: ablation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_large_as_needed(cls, data: Any) -> Any:
+        names = data.get("scenarios") if isinstance(data, dict) else None
+        if not isinstance(names, list | tuple):
+            return data
+        needed = [find_scenario(name).config(0).cluster.num_replicas for name in names if is_file(str(name))]
+        if needed and data.get("max_replicas", 8) < max(needed):
+            return data | {"max_replicas": max(needed)}
+        return data
 
     @field_validator("features_off")
     @classmethod
@@ -126,13 +144,20 @@ class RoutingEnv:
         check_groups(spec.scenarios)
         self.spec = spec
         self.num_envs = num_envs
-        self.groups = spec.scenarios
+        self.groups = short_names(spec.scenarios)
         self.objective: Objective = find_objective(spec.objective, spec.keep)
         self.limits = tuple(limit.metric for limit in self.objective.limits)
         self.space = EntitySpace(spec.max_replicas, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         has_baseline = any(one.kind == BASELINE for one in spec.teachers)
         teachers = spec.teachers if has_baseline else (*spec.teachers, PolicySpec(kind=BASELINE))
-        self.metadata = {"objective": spec.objective, "keep": spec.keep, "hold": spec.hold.model_dump()}
+        self.metadata: dict[str, Any] = {
+            "objective": spec.objective,
+            "keep": spec.keep,
+            "hold": spec.hold.model_dump(),
+        }
+        files = [name for name in spec.scenarios if is_file(name)]
+        if files:
+            self.metadata["traffic"] = {name: parts_text(find_scenario(name)) for name in files}
         self.teachers = tuple(one.kind for one in teachers)
         self.baseline = BASELINE
         self.set_difficulty({})
@@ -192,15 +217,16 @@ class RoutingEnv:
             privileged=np.zeros((count, len(PRIVILEGED_FEATURES)), np.float32),
         )
 
-    def _set_slo(self, clusters: Clusters) -> None:
-        clusters.sims["slo_ttft_s"] = self.spec.slo.ttft_s
-        clusters.sims["slo_tpot_s"] = self.spec.slo.tpot_s
+    def _set_slo(self, clusters: Clusters, own: SloSpec) -> None:
+        slo = self.spec.slo or own
+        clusters.sims["slo_ttft_s"] = slo.ttft_s
+        clusters.sims["slo_tpot_s"] = slo.tpot_s
 
     def set_difficulty(self, difficulty: dict[str, Any]) -> None:
         merged = self.spec.difficulty.model_dump() | difficulty
         self.difficulty = parse_spec(Difficulty, merged, "difficulty")
         most, room = self.difficulty.max_replicas, self.spec.max_replicas
-        if RANDOM in self.groups and most > room:
+        if RANDOM in self.spec.scenarios and most > room:
             raise InputError("difficulty.max_replicas", most, "above env.max_replicas", f"at most {room}")
         self._weights = self.spec.reward.weights(self.objective)
         for name in ("age", "slo"):
@@ -221,7 +247,7 @@ class RoutingEnv:
         spec, rng = self.spec, self._rngs[i]
         num_warmup = int(rng.integers(spec.warmup_requests + 1))
         # One more arrival than decisions: a decision is never followed by silence.
-        one = draw(self.groups[self.group[i]], num_warmup + spec.decisions + 2, self.difficulty, rng)
+        one = draw(spec.scenarios[self.group[i]], num_warmup + spec.decisions + 2, self.difficulty, rng)
         if len(one.plans) > spec.max_replicas:
             raise InputError(
                 "env.max_replicas", spec.max_replicas, f"an episode has {len(one.plans)} replicas", "raise it"
@@ -234,7 +260,7 @@ class RoutingEnv:
             [one.workload] * alike,
             [one.config.seed] * alike,
         )
-        self._set_slo(clusters)
+        self._set_slo(clusters, one.config.slo)
         warmup = self._warmup[int(rng.integers(len(self._warmup)))]
         if num_warmup > 0:
             clusters.sims["stop_at"] = one.workload.arrived_at[num_warmup - 1]

@@ -187,8 +187,12 @@ def compare(
     first = prepare(configs[0], base_dir)
     specs = choose_policies(policies, baseline, first)
     wanted = _identity(policy_named(baseline, first.config.policy))
-    if first.config.workload.trace is not None and len(configs) > 1:
-        text = f"{name}: a trace is the same for every seed; intervals only show how random ties are broken"
+    traces = [config.workload.trace for config in configs]
+    if traces[0] is not None and len(traces) > 1 and all(trace == traces[0] for trace in traces):
+        text = (
+            f"{name}: a trace is the same for every seed; intervals only show how random ties are broken. "
+            "`evaluate` cuts it into blocks"
+        )
         warnings.warn(PointsmanWarning(text), stacklevel=2)
     metrics: dict[str, dict[str, list[float]]] = {spec.label: {} for spec in specs}
     curves = {spec.label: {curve: LatencyHistogram() for curve in CURVES} for spec in specs}

@@ -8,6 +8,7 @@ says how far beyond each limit the policy is in each scenario, which the prices 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -17,8 +18,9 @@ from pointsman.envs.episodes import RANDOM
 from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import HEADLINES
 from pointsman.experiments.objective import find_objective
-from pointsman.experiments.scenarios import DEFAULT, SELECTION_SEEDS, find_scenario
-from pointsman.experiments.simulate import AnyPolicy, Prepared, prepare, simulate
+from pointsman.experiments.own import selection_episodes
+from pointsman.experiments.scenarios import DEFAULT, find_scenario, short_names
+from pointsman.experiments.simulate import AnyPolicy, Prepared, simulate
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.routing.policy import PolicySpec
 
@@ -33,18 +35,26 @@ class Selection:
     def __init__(self, spec: RoutingSpec) -> None:
         self.objective = find_objective(spec.objective, spec.keep)
         trained_on = dict.fromkeys(name for name in spec.scenarios if name != RANDOM)
-        self.scenarios = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
-        self.seeds = SELECTION_SEEDS[: spec.evaluation.seeds]
+        self.sources = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
+        self.scenarios = short_names(self.sources)
+        self.num_seeds = spec.evaluation.seeds
+        self.slo = spec.slo
 
     @cached_property
     def _prepared(self) -> list[Prepared]:
-        """Scenario by scenario, seed by seed."""
-        return [prepare(find_scenario(name).config(seed)) for name in self.scenarios for seed in self.seeds]
+        """Scenario by scenario, block by block; a trace too short for all blocks gives some twice."""
+        prepared = []
+        for name in self.sources:
+            blocks = selection_episodes(find_scenario(name), self.num_seeds)
+            prepared += [blocks[k % len(blocks)] for k in range(self.num_seeds)]
+        if self.slo is None:
+            return prepared
+        return [replace(one, config=one.config.model_copy(update={"slo": self.slo})) for one in prepared]
 
     def measure(self, policy: AnyPolicy) -> dict[str, NDArray[np.float64]]:
         """[scenarios, seeds] of every headline, of the cost, and of requests/s."""
         outcomes = simulate(self._prepared, NUM_THREADS, policies=[policy] * len(self._prepared))
-        shape = (len(self.scenarios), len(self.seeds))
+        shape = (len(self.scenarios), self.num_seeds)
         table = {
             name: np.array([one.metrics[name] for one in outcomes]).reshape(shape)
             for name in (*HEADLINES, "requests_per_s", "held_share")

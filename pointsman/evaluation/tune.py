@@ -17,15 +17,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.config import Config
 from pointsman.evaluation.compare import BATCH_REQUESTS
 from pointsman.evaluation.evolution import EvolutionStrategy
 from pointsman.experiments.objective import Objective
+from pointsman.experiments.own import replayed, selection_episodes, trained_on, training_episode
 from pointsman.experiments.running import run_to_end
 from pointsman.experiments.scenarios import SELECTION_SEEDS, Scenario
 from pointsman.experiments.simulate import Prepared, prepare, simulate
@@ -66,9 +65,10 @@ NUM_CHECK_BLOCKS = 4
 
 # A scenario is searched on in short: policies differ by as much in a quarter of its requests.
 SHORTENED = 4
+TRACE_REQUESTS = 2000  # of a window of a trace
 
 Floats = NDArray[np.float64]
-Situation = Callable[[int], Config]  # the configuration for a seed
+Situation = Callable[[int], Prepared]  # what is to be served, for a seed
 Progress = Callable[[float], None]  # gets what share of the budget was used since the last call
 
 
@@ -100,12 +100,27 @@ class Tuned:
 def shortened(scenario: Scenario, overrides: Sequence[str] = ()) -> Situation:
     """Unless the user says how long it is to be."""
     lengths = ("workload=", "workload.requests=", "workload.duration_s=")
-    if any(override.startswith(lengths) for override in overrides):
-        return lambda seed: scenario.config(seed, overrides)
     num_requests = scenario.config(0, overrides).workload.requests
-    assert num_requests is not None
-    short = [*overrides, f"workload.requests={num_requests // SHORTENED}"]
-    return lambda seed: scenario.config(seed, short)
+    if scenario.path is None and not any(override.startswith(lengths) for override in overrides):
+        assert num_requests is not None
+        overrides = [*overrides, f"workload.requests={num_requests // SHORTENED}"]
+    return lambda seed: prepare(scenario.config(seed, overrides), scenario.folder)
+
+
+def search_and_check(scenario: Scenario, overrides: Sequence[str] = ()) -> tuple[Situation, Situation]:
+    """What weights are searched on, and what has the last word: of a trace, two parts of it."""
+    if replayed(scenario.config(0, overrides)) is None:
+        one = shortened(scenario, overrides)
+        return one, one
+    blocks = selection_episodes(scenario, NUM_CHECK_BLOCKS * MIN_SEEDS, overrides)
+    num_requests = min(TRACE_REQUESTS, trained_on(scenario, overrides))
+
+    def search(seed: int) -> Prepared:
+        assert scenario.path is not None
+        rng = np.random.default_rng([seed, 0x5EA7])
+        return training_episode(scenario.path, num_requests, 1.0, seed, rng, overrides)
+
+    return search, lambda seed: blocks[seed % len(blocks)]
 
 
 def tune(
@@ -113,13 +128,17 @@ def tune(
     objective: Objective,
     budget: Budget,
     seed: int = 0,
-    base_dir: Path | None = None,
     num_threads: int = 1,
     progress: Progress | None = None,
+    checks: Sequence[Situation] | None = None,
 ) -> Tuned:
-    """Search until the budget is used up, then choose between the start, the last mean and their average."""
+    """Search until the budget is used up, then choose between the start, the last mean and their average.
+
+    `checks` are what that choice is made on, where it is not the same as what is searched on.
+    """
     meter = _Meter(budget, progress)
-    bench = Bench(situations, objective, base_dir, num_threads)
+    bench = Bench(situations, objective, num_threads)
+    judge = bench if checks is None else Bench(checks, objective, num_threads)
     block = max(MIN_SEEDS, REQUESTS_PER_SCORE // bench.num_requests)
     block = min(block, len(SELECTION_SEEDS) // (NUM_BLOCKS + NUM_CHECK_BLOCKS))
     search_seeds = SELECTION_SEEDS[: NUM_BLOCKS * block]
@@ -141,7 +160,7 @@ def tune(
         average = average + 2 / (num_generations + 1) * (search.mean - average)
         share = meter.share(bench.num_decisions)
     finalists = [start, search.mean, average]
-    scores = bench.scores([space.policy(point) for point in finalists], check_seeds)
+    scores = judge.scores([space.policy(point) for point in finalists], check_seeds)
     best = finalists[int(np.argmin(scores))]
     meter.finish()
     return Tuned(
@@ -151,7 +170,7 @@ def tune(
         search_seeds,
         check_seeds,
         num_generations,
-        bench.num_decisions,
+        bench.num_decisions + (judge.num_decisions if judge is not bench else 0),
     )
 
 
@@ -206,13 +225,10 @@ class WeightSpace:
 class Bench:
     """Runs policies on situations, and counts the decisions that takes."""
 
-    def __init__(
-        self, situations: Sequence[Situation], objective: Objective, base_dir: Path | None, num_threads: int
-    ) -> None:
+    def __init__(self, situations: Sequence[Situation], objective: Objective, num_threads: int) -> None:
         self.num_decisions = 0
         self._situations = situations
         self._objective = objective
-        self._base_dir = base_dir
         self._num_threads = num_threads
         self._num_kept = 0
         self._prepared: dict[tuple[int, int], Prepared] = {}
@@ -249,7 +265,7 @@ class Bench:
         if key in self._prepared:
             return self._prepared[key]
         index, seed = key
-        prepared = prepare(self._situations[index](seed), self._base_dir)
+        prepared = self._situations[index](seed)
         self._num_kept += len(prepared.workload)
         if self._num_kept <= MAX_KEPT_REQUESTS:
             self._prepared[key] = prepared

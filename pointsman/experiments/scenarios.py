@@ -12,9 +12,11 @@ the same or holds several bursts.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,10 @@ import numpy as np
 from pointsman.config import Config, load_config
 from pointsman.errors import InputError
 from pointsman.experiments.capacity import capacity_rps
+from pointsman.routing.sources import anchored_policy
 from pointsman.simulator.hardware import Deployment, kv_capacity_blocks, load_catalogue
 from pointsman.simulator.plan import plan_replicas
+from pointsman.spec import read_yaml
 from pointsman.workload.spec import Rated
 
 SELECTION_SEEDS = range(1000)
@@ -45,9 +49,17 @@ class Scenario:
     name: str
     what: str
     data: Callable[[int], Data]
+    path: Path | None = None  # of a configuration file; its event times are in seconds
+
+    @property
+    def folder(self) -> Path | None:
+        """Where relative paths of the configuration start; None = here."""
+        return self.path.parent if self.path is not None else None
 
     def config(self, seed: int = 0, overrides: Sequence[str] = ()) -> Config:
         """The configuration with `key=value` overrides applied, event times in seconds."""
+        if self.path is not None:
+            return load_config(None, overrides, self.data(seed) | {"seed": seed})
         plain = load_config(None, (), self.data(seed) | {"seed": seed})
         if not overrides and not plain.cluster.events:
             return plain
@@ -62,7 +74,7 @@ class Scenario:
         return config.model_copy(update={"cluster": cluster})
 
 
-def expected_window_s(config: Config) -> float:
+def expected_window_s(config: Config, base_dir: Path | None = None) -> float:
     """Time from the first to the last arrival, on average."""
     workload = config.workload
     if workload.duration_s is not None:
@@ -75,16 +87,45 @@ def expected_window_s(config: Config) -> float:
     rate_rps = arrivals.rate
     if rate_rps is None:
         assert arrivals.load is not None
-        rate_rps = arrivals.load * capacity_rps(workload, plan_replicas(config.cluster))
+        rate_rps = arrivals.load * capacity_rps(workload, plan_replicas(config.cluster, base_dir), base_dir)
     return workload.requests / rate_rps
 
 
+def is_file(name: str) -> bool:
+    """Whether this names a configuration file, not one of ours."""
+    return name.endswith((".yaml", ".yml", ".json")) or os.sep in name
+
+
+def short_names(names: Sequence[str]) -> tuple[str, ...]:
+    """What tables call them: files by their stems, told apart by a number where those are the same."""
+    known: dict[str, str] = {}  # by what it is called
+    for name in names:
+        short = Path(name).stem if is_file(name) else name
+        number = 2
+        while known.get(short, name) != name:
+            short, number = f"{Path(name).stem}-{number}", number + 1
+        known[short] = name
+    called = {name: short for short, name in known.items()}
+    return tuple(called[name] for name in names)
+
+
+def scenario_of_file(path: Path) -> Scenario:
+    """What a configuration file describes, as `compare` reads it."""
+    data = read_yaml(path, "workload")
+    if "policy" in data:
+        data["policy"] = anchored_policy(data["policy"], path.parent)
+    return Scenario(path.stem, str(path), lambda seed: _copied(data), path)
+
+
 def find_scenario(name: str) -> Scenario:
+    """One of ours by its name, or a configuration file by its path."""
+    if is_file(name):
+        return scenario_of_file(Path(name).expanduser())
     known = {**SCENARIOS, **UNSEEN}
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SCENARIOS)}"
+    remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SCENARIOS)}; or name a .yaml file"
     raise InputError("--scenario", name, "unknown scenario", remedy)
 
 

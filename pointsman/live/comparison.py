@@ -119,7 +119,8 @@ def key_header() -> bytes:
 
 def open_workloads(configs: Sequence[Config], base_dir: Path | None) -> list[Workload]:
     """One for each configuration; parts of one where it is a trace, which every seed would repeat."""
-    if configs[0].workload.trace is None:
+    trace = configs[0].workload.trace
+    if trace is None or any(config.workload.trace != trace for config in configs):
         workloads = [prepare(config, base_dir).workload for config in configs]
     else:
         workloads = parts_of(prepare(configs[0], base_dir).workload, len(configs))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import Comparison, compare
 from pointsman.evaluation.routing import BASELINE, RIVALS, Selection
+from pointsman.experiments.own import REPORT, kept_configs, kept_text
 from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
 from pointsman.experiments.simulate import Outcome, prepare, simulate
 from pointsman.report.appraisal import Appraisal
@@ -50,27 +51,34 @@ def appraise(
     seeds = REPORT_SEEDS[: num_seeds or NUM_SEEDS]
     started = time.perf_counter()
     comparisons = []
-    for name in selection.scenarios:
-        scenario = find_scenario(name)
-        configs = [scenario.config(seed) for seed in seeds]
+    for name, source in zip(selection.scenarios, selection.sources, strict=True):
+        scenario = find_scenario(source)
+        configs = kept_configs(scenario, REPORT, seeds)
+        if spec.slo is not None:
+            configs = [config.model_copy(update={"slo": spec.slo}) for config in configs]
         comparisons.append(
             compare(
                 name,
-                scenario.what,
+                kept_text(scenario, configs),
                 configs,
                 [str(run), *AGAINST],
                 BASELINE,
+                scenario.folder,
                 num_threads=num_threads,
                 progress=lambda share: advance((1 - LOAD_SHARE) * share / len(selection.scenarios)),
                 objective=selection.objective,
             )
         )
     command = f"pointsman evaluate {run} --objective {selection.objective.name} --seeds {len(seeds)} "
-    command += " ".join(f"--scenario {name}" for name in selection.scenarios)
+    command += " ".join(f"--scenario {name}" for name in selection.sources)
     report = EvaluationReport(
         ComparisonReport(comparisons, command, time.perf_counter() - started, selection.objective)
     )
-    load = _load_section(report)
+    folders = {
+        name: find_scenario(source).folder
+        for name, source in zip(selection.scenarios, selection.sources, strict=True)
+    }
+    load = _load_section(report, folders)
     advance(LOAD_SHARE)
     return Appraisal(
         verdict_of(report),
@@ -81,7 +89,7 @@ def appraise(
     )
 
 
-def _load_section(report: EvaluationReport) -> Section:
+def _load_section(report: EvaluationReport, folders: Mapping[str, Path | None]) -> Section:
     """Policy and baseline on the same arrivals: the first scenario, and where most and least was gained."""
     metric = report.base.headlines[-1]
     gains = {
@@ -94,7 +102,7 @@ def _load_section(report: EvaluationReport) -> Section:
         figure
         for one in report.comparisons
         if one.name in shown
-        for figure in _load_figures(one, report.policy)
+        for figure in _load_figures(one, report.policy, folders[one.name])
     ]
     lines = [
         f"Requests sent to each replica and not finished, over time; {report.policy} and {BASELINE} serve "
@@ -105,8 +113,8 @@ def _load_section(report: EvaluationReport) -> Section:
     return Section("Load of the replicas", paragraphs(lines), figures, is_paired=True)
 
 
-def _load_figures(one: Comparison, policy: str) -> list[Figure]:
-    prepared = prepare(one.configs[0])
+def _load_figures(one: Comparison, policy: str, folder: Path | None) -> list[Figure]:
+    prepared = prepare(one.configs[0], folder)
     specs = {spec.label: spec for spec in one.policies}
     names = (policy, BASELINE)
     clusters = [

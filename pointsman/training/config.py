@@ -11,6 +11,7 @@ import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from pointsman.errors import InputError
+from pointsman.experiments.scenarios import is_file
 from pointsman.inference.checkpoint import NetworkSpec
 from pointsman.spec import Spec, apply_override, parse_spec, read_yaml
 from pointsman.training.curriculum import CurriculumSpec
@@ -187,9 +188,22 @@ def load_train_config(source: Path | str, overrides: Sequence[str] = ()) -> Trai
     else:
         path = source
     data = read_yaml(path, "env")
+    _anchor_scenarios(data, path.parent)
     for override in overrides:
         apply_override(data, override, "ppo.num_epochs=2")
     return parse_spec(TrainConfig, data)
+
+
+def _anchor_scenarios(data: dict[str, Any], folder: Path) -> None:
+    """Paths of configurations to train on start at the folder of the file that names them."""
+    env = data.get("env")
+    sections = [env, env.get("evaluation")] if isinstance(env, dict) else []
+    for section in sections:
+        if isinstance(section, dict) and isinstance(section.get("scenarios"), list):
+            section["scenarios"] = [
+                str(folder.resolve() / Path(name).expanduser()) if is_file(str(name)) else name
+                for name in section["scenarios"]
+            ]
 
 
 def to_yaml(config: TrainConfig) -> str:

@@ -309,7 +309,10 @@ class Run:
             "torch": torch.__version__,
         }
         run = self.config.run
-        self._write("meta.json", {"seed": run.seed, "workers": run.workers, "sessions": [*earlier, session]})
+        meta = {"seed": run.seed, "workers": run.workers, "sessions": [*earlier, session]}
+        if "traffic" in checkpoint.metadata:
+            meta["traffic"] = checkpoint.metadata["traffic"]
+        self._write("meta.json", meta)
 
     def _write(self, name: str, value: Any) -> None:
         replace_file(self.folder / name, (to_json(value) + "\n").encode())

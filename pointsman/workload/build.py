@@ -96,7 +96,8 @@ def _replayed(
     if trace.load is not None or trace.rate is not None:
         rate_rps = _rate_rps(trace, 1.0, True, capacity_rps)
     workload = replay(requests, trace, rate_rps, spec.requests, spec.duration_s)
-    if spec.requests is not None and spec.duration_s is None and len(workload) < spec.requests:
+    is_whole = trace.part == (0.0, 1.0) and spec.duration_s is None
+    if is_whole and spec.requests is not None and len(workload) < spec.requests:
         text = f"workload.requests = {spec.requests}: {trace.path} gives {len(workload)}; repeat: 0 loops it"
         warnings.warn(PointsmanWarning(text), stacklevel=3)
     return workload

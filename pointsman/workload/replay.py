@@ -26,6 +26,10 @@ def replay(
         trace = take(trace, slice(num_requests))
     if rate_rps is not None:
         trace = replace(trace, arrived_at=trace.arrived_at * (_own_rate_rps(trace, spec) / rate_rps))
+    if spec.part != (0.0, 1.0):  # of what is replayed, at its rate: a busy part of a trace stays a busy one
+        if duration_s is not None:
+            trace = take(trace, slice(int(np.searchsorted(trace.arrived_at, duration_s, side="right"))))
+        trace = part_of(trace, *spec.part)
     num_passes = _num_passes(trace, spec, num_requests, duration_s)
     if num_passes > 1:
         trace = _repeat(trace, num_passes, num_rows)
@@ -34,6 +38,16 @@ def replay(
         remedy = f"the first request of {spec.path} arrives at {trace.arrived_at[0]:g} s: make it longer"
         raise InputError("workload.duration_s", duration_s, "no request arrives in this time", remedy)
     return take(trace, slice(min(int(end), num_requests or len(trace))))
+
+
+def part_of(trace: Workload, first: float, last: float) -> Workload:
+    """From and to these shares of the requests, the first of them at time 0."""
+    begin, end = round(first * len(trace)), round(last * len(trace))
+    if begin == end:
+        problem = f"holds none of the {len(trace)} requests of the trace"
+        raise InputError("workload.trace.part", [first, last], problem, "make it larger")
+    part = take(trace, slice(begin, end))
+    return replace(part, arrived_at=part.arrived_at - part.arrived_at[0])
 
 
 def take(trace: Workload, rows: slice | NDArray[np.intp]) -> Workload:

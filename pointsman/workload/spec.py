@@ -130,12 +130,23 @@ class TraceReplay(TraceFile):
         le=MAX_REQUESTS,
         description="passes over the trace; 0 = as many as requests or duration_s need",
     )
+    part: tuple[float, float] = Field(
+        (0.0, 1.0), description="from and to which share of its requests: [0.8, 1] is the last fifth"
+    )
 
     @model_validator(mode="after")
     def _at_most_one_rate(self) -> Self:
         if self.load is not None and self.rate is not None:
             remedy = "set at most one of load (share of capacity) and rate (requests/s)"
             raise InputError("workload.trace.load", self.load, "both load and rate are given", remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _part_in_order(self) -> Self:
+        first, last = self.part
+        if not 0 <= first < last <= 1:
+            remedy = "give two shares in order, for example [0.8, 1]"
+            raise InputError("workload.trace.part", list(self.part), "is no part of a trace", remedy)
         return self
 
 

@@ -103,6 +103,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cli: Cli, config: Path, tmp_path: Pa
         (["--resume", ".", "--seed", "1"], "--seed = '1': given beside --resume"),
         (["--resume", "."], "--resume = '.': is no run directory"),
         (["fake.yaml", "--preset", "quick"], "CONFIG = 'fake.yaml': given beside --preset"),
+        (["fake.yaml", "fake.yaml"], "CONFIG = 'fake.yaml': a second training configuration"),
+        (["--scenario", "stedy-chat"], "--scenario = 'stedy-chat': unknown scenario"),
+        (["--scenario", "nosuch.yaml"], "CONFIG = 'nosuch.yaml': no such file"),
         (
             ["--preset", "nosuch"],
             "--preset = 'nosuch': no such preset; presets: generalist, jobs, live, quick",
@@ -160,7 +163,7 @@ def test_the_live_view_draws_learning_and_evaluations(tmp_path: Path) -> None:
 
 def test_help_shows_an_example(cli: Cli) -> None:
     result = cli("train", "--help")
-    assert "Example: pointsman train --preset quick" in result.out
+    assert "Example: pointsman train my-cluster.yaml --preset quick" in result.out
     for option in ("--preset", "--resume", "--minutes", "--steps", "--workers", "--objective", "--json"):
         assert option in result.out
 

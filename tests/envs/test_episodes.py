@@ -106,3 +106,8 @@ def test_groups_that_cannot_be_trained_on(groups: list[str], message: str) -> No
 
 def test_groups_that_can() -> None:
     check_groups([*SCENARIOS, RANDOM])
+
+
+def test_random_episodes_draw_models_too() -> None:
+    drawn_models = {drawn(RANDOM, seed, max_replicas=2).plans[0].model for seed in range(30)}
+    assert len(drawn_models) >= 4

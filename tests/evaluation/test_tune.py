@@ -9,7 +9,7 @@ from pointsman.evaluation import tune as module
 from pointsman.evaluation.tune import STARTS, Bench, Budget, Situation, Tuned, WeightSpace, shortened, tune
 from pointsman.experiments.objective import find_objective
 from pointsman.experiments.scenarios import REPORT_SEEDS, SELECTION_SEEDS, find_scenario
-from pointsman.experiments.simulate import prepare, simulate
+from pointsman.experiments.simulate import simulate
 from pointsman.routing.policy import PolicySpec
 from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
 
@@ -32,7 +32,7 @@ def tuned(decisions: int = 30_000, seed: int = 0, num_threads: int = 1) -> Tuned
 
 def test_finds_better_weights_than_it_starts_from() -> None:
     found = tuned()
-    bench = Bench([short("mixed-hardware")], BALANCED, None, 1)
+    bench = Bench([short("mixed-hardware")], BALANCED, 1)
     space = WeightSpace(bench.signal_spreads(found.search_seeds[:4]))
     starts = [space.policy(space.point(start)) for start in STARTS]
     scores = bench.scores([found.policy, *starts], found.check_seeds)
@@ -101,12 +101,12 @@ def test_budget_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_scores_are_logarithms_of_cost_ratios() -> None:
     situations = [short("steady-chat"), short("mixed-hardware")]
-    bench = Bench(situations, BALANCED, None, 1)
+    bench = Bench(situations, BALANCED, 1)
     policies = [LOR, PolicySpec(kind="random")]
     logs = []
     for seed in (5, 6):
         for situation in situations:
-            prepared = prepare(situation(seed))
+            prepared = situation(seed)
             costs = [BALANCED.cost(one.metrics) for one in simulate([prepared] * 2, policies=policies)]
             logs.append(math.log(costs[1] / costs[0]))
     np.testing.assert_allclose(bench.scores(policies, (5, 6)), [0.0, np.mean(logs)], atol=1e-12)
@@ -115,21 +115,21 @@ def test_scores_are_logarithms_of_cost_ratios() -> None:
 
 def test_large_workloads_are_run_in_portions_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     policies = [PolicySpec(kind=kind) for kind in ("random", "least-work", "round-robin")]
-    whole = Bench([short("steady-chat")], BALANCED, None, 1).scores(policies, (0, 1))
+    whole = Bench([short("steady-chat")], BALANCED, 1).scores(policies, (0, 1))
     monkeypatch.setattr(module, "BATCH_REQUESTS", 200)
     monkeypatch.setattr(module, "MAX_KEPT_REQUESTS", 150)
-    bench = Bench([short("steady-chat")], BALANCED, None, 1)
+    bench = Bench([short("steady-chat")], BALANCED, 1)
     np.testing.assert_array_equal(bench.scores(policies, (0, 1)), whole)
     assert len(bench._prepared) == 1
 
 
 def test_spreads_of_signals() -> None:
-    equal = Bench([short("steady-chat", 600)], BALANCED, None, 1).signal_spreads((0, 1))
+    equal = Bench([short("steady-chat", 600)], BALANCED, 1).signal_spreads((0, 1))
     assert equal["step_floor_s"] == equal["prefill_s_per_token"] == 0.0, "equal replicas"
     assert 0.3 < equal["outstanding"] < 3
     assert 0.03 < equal["prefill_backlog_s"] <= equal["work_s"] < 1
-    mixed = Bench([short("mixed-hardware", 600)], BALANCED, None, 1).signal_spreads((0, 1))
-    both = Bench([short(name, 600) for name in ("steady-chat", "mixed-hardware")], BALANCED, None, 1)
+    mixed = Bench([short("mixed-hardware", 600)], BALANCED, 1).signal_spreads((0, 1))
+    both = Bench([short(name, 600) for name in ("steady-chat", "mixed-hardware")], BALANCED, 1)
     assert both.signal_spreads((0, 1))["step_floor_s"] == pytest.approx(mixed["step_floor_s"])
     mean = math.sqrt(equal["outstanding"] * mixed["outstanding"])
     assert both.signal_spreads((0, 1))["outstanding"] == pytest.approx(mean)
@@ -165,11 +165,11 @@ def test_no_oracle_is_tuned() -> None:
 
 def test_scenarios_are_shortened_unless_their_length_is_given() -> None:
     one = find_scenario("failure")
-    config = shortened(one)(3)
+    config = shortened(one)(3).config
     assert config.workload.requests == 2000 and config.seed == 3
     assert [event.at_s for event in config.cluster.events] == pytest.approx(
         [event.at_s / 4 for event in one.config(3).cluster.events]
     )
-    assert shortened(one, ["workload.requests=70"])(0).workload.requests == 70
-    timed = shortened(one, ["workload.duration_s=30"])(0).workload
+    assert shortened(one, ["workload.requests=70"])(0).config.workload.requests == 70
+    timed = shortened(one, ["workload.duration_s=30"])(0).config.workload
     assert (timed.requests, timed.duration_s) == (8000, 30)

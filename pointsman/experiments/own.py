@@ -1,0 +1,275 @@
+"""Traffic of one's own: what of it is trained on, what selects, and what is kept for the report.
+
+A configuration file may replay a trace or a recording. Its first part is for training, the next chooses the
+checkpoint, the last is kept for the report (`PARTS`); both of the latter are cut into blocks, which stand for
+the seeds that a trace does not have. An episode of training is a window of the first part at a slightly other
+speed, its requests in a slightly other order, so that a recording of an hour is enough and is not learned by
+heart. Made-up traffic has seeds instead: three kinds that never mix (scenarios.py).
+
+The events of a file come at the same share of an episode or a block as of the whole run.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.config import Config
+from pointsman.errors import InputError, PointsmanWarning
+from pointsman.experiments.scenarios import SELECTION_SEEDS, Scenario, expected_window_s, scenario_of_file
+from pointsman.experiments.simulate import Prepared, prepare
+from pointsman.simulator.plan import ReplicaPlan
+from pointsman.workload import Workload
+from pointsman.workload.build import DEFAULT_NUM_REQUESTS
+from pointsman.workload.replay import part_of, take
+from pointsman.workload.spec import (
+    ClosedArrivals,
+    DiurnalArrivals,
+    RampArrivals,
+    Rated,
+    TraceArrivals,
+    TraceReplay,
+)
+
+Part = tuple[float, float]
+
+TRAINING, SELECTION, REPORT = "training", "selection", "report"
+PARTS: dict[str, Part] = {TRAINING: (0.0, 0.6), SELECTION: (0.6, 0.8), REPORT: (0.8, 1.0)}
+
+SHUFFLED_REQUESTS = 32  # neighbours whose places are drawn anew: the mix of a minute stays in its minute
+MIN_BLOCKS = 6  # the fewest that make an interval
+BLOCK_REQUESTS = 500  # at least, if that leaves MIN_BLOCKS
+MAX_SELECTION_REQUESTS = 8_000  # of a block: an evaluation in training must not take long
+
+
+def replayed(config: Config) -> TraceReplay | None:
+    """The trace whose times are replayed, if there is one."""
+    workload = config.workload
+    return workload.arrivals if isinstance(workload.arrivals, TraceArrivals) else workload.trace
+
+
+def with_part(config: Config, part: Part) -> Config:
+    """Replaying one part of its trace, once."""
+    trace = replayed(config)
+    assert trace is not None
+    first, last = trace.part
+    share = last - first
+    changed = trace.model_copy(
+        update={"part": (first + part[0] * share, min(first + part[1] * share, 1.0)), "repeat": 1}
+    )
+    key = "arrivals" if isinstance(trace, TraceArrivals) else "trace"
+    workload = config.workload.model_copy(update={key: changed})
+    return config.model_copy(update={"workload": workload})
+
+
+# Selection and report ---------------------------------------------------------------------------------------
+
+
+def kept_configs(
+    scenario: Scenario, kept: str, seeds: Sequence[int], overrides: Sequence[str] = ()
+) -> list[Config]:
+    """What is kept for `SELECTION` or `REPORT`: a block of the trace for each seed, or its traffic.
+
+    A short trace has fewer blocks than there are seeds.
+    """
+    configs = [scenario.config(seed, overrides) for seed in seeds]
+    if replayed(configs[0]) is None:
+        return configs
+    first, last = PARTS[kept]
+    whole = _whole(configs[0], scenario.folder)
+    num_requests = round((last - first) * len(whole.workload))
+    num_blocks = min(len(seeds), max(min(MIN_BLOCKS, num_requests), num_requests // BLOCK_REQUESTS))
+    bounds = np.linspace(first, last, num_blocks + 1).tolist()
+    return [
+        _with_events_at(with_part(config, (begin, end)), (end - begin))
+        for config, begin, end in zip(configs, bounds[:-1], bounds[1:], strict=False)
+    ]
+
+
+def selection_episodes(scenario: Scenario, num_seeds: int, overrides: Sequence[str] = ()) -> list[Prepared]:
+    """What a policy in training is judged by."""
+    episodes = []
+    for config in kept_configs(scenario, SELECTION, SELECTION_SEEDS[:num_seeds], overrides):
+        if scenario.path is not None and replayed(config) is None:
+            config = _shortened(config, MAX_SELECTION_REQUESTS)
+        episodes.append(_quietly_prepared(config, scenario.folder))
+    return [
+        replace(one, workload=take(one.workload, slice(MAX_SELECTION_REQUESTS)))
+        if replayed(one.config) is not None
+        else one
+        for one in episodes
+    ]
+
+
+def kept_text(scenario: Scenario, configs: Sequence[Config]) -> str:
+    """What these configurations of `kept_configs` are."""
+    trace, last = replayed(configs[0]), replayed(configs[-1])
+    if trace is None or last is None:
+        return scenario.what
+    first, end = (f"{100 * share:.3g}" for share in (trace.part[0], last.part[1]))
+    blocks = f"in {len(configs)} blocks" if len(configs) > 1 else "in one piece"
+    return f"{scenario.what}: {first} to {end} % of {trace.path}, kept for the report, {blocks}"
+
+
+def parts_text(scenario: Scenario) -> str:
+    """Which traffic is used for what, for people to read."""
+    config = scenario.config(0)
+    trace = replayed(config)
+    if trace is None:
+        return "made-up traffic, so training, selection and report have different seeds"
+    count = len(_whole(config, scenario.folder).workload)
+
+    def named(part: str) -> str:
+        first, last = (round(share * count) for share in PARTS[part])
+        return f"{part} by requests {first + 1:,} to {last:,}"
+
+    return f"{Path(trace.path).name}: {', '.join(named(part) for part in PARTS)}"
+
+
+# Training ---------------------------------------------------------------------------------------------------
+
+
+class Own(NamedTuple):
+    """A file that is trained on, read once."""
+
+    config: Config
+    plans: list[ReplicaPlan]
+    workload: Workload | None  # of a trace: all that may be trained on
+    window_s: float  # of the whole run, from the first arrival to the last
+
+
+@cache
+def _own(path: Path, overrides: tuple[str, ...]) -> Own:
+    scenario = scenario_of_file(path)
+    config = scenario.config(0, overrides)
+    if isinstance(config.workload.arrivals, ClosedArrivals):
+        problem = "its arrivals depend on the policy, so that no two policies can be compared on them"
+        remedy = "use poisson arrivals at the rate that the users reach"
+        raise InputError("workload.arrivals.kind", "closed", problem, remedy)
+    if replayed(config) is None:
+        one = _quietly_prepared(_shortened(config, 1), scenario.folder)
+        return Own(config, one.plans, None, expected_window_s(_with_length(config), scenario.folder))
+    one = _whole(config, scenario.folder)
+    workload = part_of(one.workload, *PARTS[TRAINING])
+    return Own(config, one.plans, workload, float(one.workload.arrived_at[-1]))
+
+
+def training_episode(
+    path: Path,
+    num_requests: int,
+    load: float,
+    seed: int,
+    rng: np.random.Generator,
+    overrides: Sequence[str] = (),
+) -> Prepared:
+    """`num_requests` of a file's own traffic, at `load` times its rate."""
+    own = _own(path, tuple(overrides))
+    if own.workload is None:
+        return _synthetic(own, path.parent, num_requests, load, seed, rng)
+    workload = window(own.workload, num_requests, load, rng)
+    config = _with_events_at(own.config, float(workload.arrived_at[-1]) / max(own.window_s, 1e-9))
+    return Prepared(config.model_copy(update={"seed": seed}), own.plans, workload)
+
+
+def trained_on(scenario: Scenario, overrides: Sequence[str] = ()) -> int:
+    """How many requests of a file's trace there are to train on."""
+    assert scenario.path is not None
+    workload = _own(scenario.path, tuple(overrides)).workload
+    assert workload is not None
+    return len(workload)
+
+
+def window(trace: Workload, num_requests: int, load: float, rng: np.random.Generator) -> Workload:
+    """Requests from a random place of the trace on, and from its beginning again where it ends.
+
+    Gaps between arrivals stay in their order, as bursts are in them; what arrives changes place with its
+    neighbours.
+    """
+    count = len(trace)
+    first = int(rng.integers(count))
+    rows = (first + np.arange(num_requests)) % count
+    gaps_s = np.diff(trace.arrived_at, prepend=0.0)
+    gaps_s[0] = float(trace.arrived_at[-1]) / max(count - 1, 1)  # from the last to the first again
+    arrived_at = np.cumsum(gaps_s[rows]) / load
+    what = rows[shuffled_places(num_requests, rng)]
+    return Workload(
+        arrived_at - arrived_at[0],
+        trace.num_prefill_tokens[what],
+        trace.num_decode_tokens[what],
+        trace.session[what],
+        trace.request_id[what],
+    )
+
+
+def shuffled_places(count: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """[count] every place once, none far from where it was."""
+    moved = np.arange(count) + rng.uniform(0.0, SHUFFLED_REQUESTS, count)
+    return np.argsort(moved, kind="stable")
+
+
+def _synthetic(
+    own: Own, folder: Path, num_requests: int, load: float, seed: int, rng: np.random.Generator
+) -> Prepared:
+    """Made-up traffic; from anywhere in it where its rate changes with time."""
+    arrivals = own.config.workload.arrivals
+    assert isinstance(arrivals, Rated)
+    faster = {
+        name: value * load for name in ("load", "rate") if (value := getattr(arrivals, name)) is not None
+    }
+    changed = arrivals.model_copy(update=faster)
+    workload = own.config.workload.model_copy(update={"arrivals": changed})
+    config = own.config.model_copy(update={"workload": workload, "seed": seed})
+    exact = _shortened(config, num_requests, exactly=True)
+    changes_with_time = isinstance(arrivals, DiurnalArrivals | RampArrivals)
+    whole = _quietly_prepared(config if changes_with_time else exact, folder)
+    if len(whole.workload) < num_requests:
+        whole = _quietly_prepared(exact, folder)
+    first = int(rng.integers(len(whole.workload) - num_requests + 1))
+    part = take(whole.workload, slice(first, first + num_requests))
+    part = replace(part, arrived_at=part.arrived_at - part.arrived_at[0])
+    return Prepared(_with_events_at(config, float(part.arrived_at[-1]) / own.window_s), own.plans, part)
+
+
+# Helpers ----------------------------------------------------------------------------------------------------
+
+
+def _whole(config: Config, folder: Path | None) -> Prepared:
+    """All of its trace, once; what is odd about it is said only here."""
+    return prepare(with_part(config, (0.0, 1.0)), folder)
+
+
+def _with_length(config: Config) -> Config:
+    """With the number of requests spelt out, unless it has a duration."""
+    workload = config.workload
+    return config if workload.duration_s is not None else _shortened(config, DEFAULT_NUM_REQUESTS)
+
+
+def _shortened(config: Config, num_requests: int, exactly: bool = False) -> Config:
+    """Made-up traffic of at most, or exactly, so many requests."""
+    given = config.workload.requests
+    count = num_requests if exactly or given is None else min(given, num_requests)
+    workload = config.workload.model_copy(update={"requests": count, "duration_s": None})
+    return config.model_copy(update={"workload": workload})
+
+
+def _with_events_at(config: Config, share: float) -> Config:
+    """Event times shrunk with the run."""
+    if not config.cluster.events or not math.isfinite(share):
+        return config
+    events = tuple(event.model_copy(update={"at_s": event.at_s * share}) for event in config.cluster.events)
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"events": events})})
+
+
+def _quietly_prepared(config: Config, folder: Path | None) -> Prepared:
+    """Without what `_whole` or the first look has said already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PointsmanWarning)
+        return prepare(config, folder)

@@ -1,0 +1,97 @@
+"""The user's own file from training to report: the same one that `compare` reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .conftest import Cli
+
+SMALL = (
+    *("--steps", 512, "--set", "run.num_envs=16", "--set", "run.rollout_steps=16", "--set", "run.workers=1"),
+    *("--set", "env.decisions=60", "--set", "env.warmup_requests=40", "--set", "warm_start.decisions=1024"),
+    *("--set", "run.settle_steps=16", "--set", "run.headroom_steps=4", "--set", "ppo.minibatch_size=128"),
+    *("--set", "network.width=8", "--set", "env.evaluation.seeds=2"),
+)
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three unequal replicas and a recording of 900 requests."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    times = np.cumsum(rng.exponential(0.05, 900))
+    rows = [
+        json.dumps({"arrived_at": t, "num_prefill_tokens": int(p), "num_decode_tokens": int(d)})
+        for t, p, d in zip(times, rng.integers(20, 3000, 900), rng.integers(1, 200, 900), strict=True)
+    ]
+    (tmp_path / "traffic.jsonl").write_text("\n".join(rows) + "\n")
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "workload: {trace: traffic.jsonl}\n"
+        "cluster: {model: Llama-3.1-8B, replicas: [{device: A100-80, count: 2}, {device: A40}]}\n"
+        "slo: {ttft_s: 0.5, tpot_s: 0.05}\n"
+    )
+    return path
+
+
+def test_train_evaluate_explain_and_report_on_one_file(cli: Cli, mine: Path) -> None:
+    run = mine.parent / "runs" / "mine-1"
+    trained = cli("train", mine, "--preset", "quick", *SMALL)
+    assert trained.status == 0, trained.err
+    parts = (
+        "traffic.jsonl: training by requests 1 to 540, selection by requests 541 to 720, "
+        "report by requests 721 to 900"
+    )
+    assert parts in trained.err
+    assert json.loads((run / "meta.json").read_text())["traffic"] == {str(mine): parts}
+    assert "max_replicas: 3" in (run / "config.yaml").read_text()
+
+    judged = cli("evaluate", run, "--against", "least-outstanding", "--json")
+    assert judged.status == 0, judged.err
+    (one,) = judged.json["comparisons"]
+    assert one["name"] == "mine"
+    assert "80 to 100 % of traffic.jsonl, kept for the report, in 6 blocks" in one["what"]
+    named = cli("evaluate", run, "--scenario", mine, "--against", "least-outstanding", "--json").json
+    assert named["comparisons"] == judged.json["comparisons"]
+
+    assert cli("explain", run, "--decisions", 64, "--json").json["scenarios"] == [str(mine)]
+    report = cli("report", run, "--seeds", 2, "--json")
+    assert report.status == 0, report.err
+    assert not [problem for problem in report.json["missing"] if "judgement" in problem]
+    assert [one["name"] for one in report.json["results"]["comparisons"]] == ["mine"]
+
+
+def test_a_mix_of_files_and_scenarios(cli: Cli, mine: Path) -> None:
+    other = mine.with_name("other.yaml")
+    other.write_text(
+        "workload: {arrivals: {kind: poisson, load: 0.7}, lengths: azure-code, requests: 100}\n"
+        "cluster: {replicas: 2}\n"
+    )
+    out = mine.parent / "mix"
+    names = (mine, other, "--scenario", "light-chat")
+    trained = cli(
+        "train", *names, *SMALL, "--set", "run.steps=256", "--set", "run.minutes=null", "--out", out
+    )
+    assert trained.status == 0, trained.err
+    header = (out / "progress.csv").read_text().splitlines()[0]
+    for name in ("mine", "other", "light-chat"):
+        assert f"eval_cost/{name}" in header
+
+
+def test_tune_searches_one_part_and_is_checked_on_another(cli: Cli, mine: Path, tmp_path: Path) -> None:
+    result = cli("tune", mine, "--decisions", 4000, "--json")
+    assert result.status == 0, result.err
+    assert "training by requests 1 to 540" in result.err
+    assert result.json["made"]["situations"] == ["mine"]
+
+
+def test_a_scenario_may_be_a_file_wherever_one_is_named(cli: Cli, mine: Path) -> None:
+    small = ("--set", "workload.requests=60")
+    assert cli("simulate", "--scenario", mine, *small, "--json").json["config"]["slo"]["ttft_s"] == 0.5
+    compared = cli("compare", "--scenario", mine, *small, "--policies", "random", "--seeds", 1, "--json")
+    assert compared.json["comparisons"][0]["name"] == "mine"
+    assert cli("capacity", "--scenario", mine, "--json").status == 0
