@@ -1,14 +1,14 @@
 """Does learning hold? Train several seeds of a preset, and judge the last and the best policy of each.
 
     .venv/bin/python benchmarks/learning_runs.py --preset quick --seeds 3 --jobs 1
-    .venv/bin/python benchmarks/learning_runs.py --preset generalist --seeds 3 --jobs 6 --minutes 25 --out runs/g
+    .venv/bin/python benchmarks/learning_runs.py --preset generalist --seeds 3 --jobs 3 --out runs/general
     … --report                       # judge on report seeds: once, for the table that is published
 
 Seeds are trained by processes of their own, `--jobs` at a time, each with `run.workers` processes: jobs times
 workers should not exceed the cores. Selection seeds from the hundredth on are judged by, so that not even the
 choice of the best checkpoint has seen them. Prints a table and writes OUT/results.json.
 
-Runs without polars and TensorBoard, which a bare machine with PyTorch and numba lacks: scenarios need neither.
+Runs without polars and TensorBoard, which a machine with PyTorch and numba may lack: scenarios need neither.
 """
 
 from __future__ import annotations
@@ -147,13 +147,18 @@ class Quiet:
                 f"update {row['update']} at {row['elapsed_s']:.0f} s: {_evaluation(row)} "
                 f"reward {row['reward_mean']:.4f} ep {row.get('mean_ep_return', float('nan')):.2f} "
                 f"explained {row['explained_variance']:.2f} kl {row['approx_kl_mean']:.4f} "
-                f"prices {' '.join(f'{row[name]:.3f}' for name in row if name.count('/') == 1 and name.startswith('price/'))} "
+                f"prices {_prices(row)} "
                 f"{row['steps_per_s']:.0f}/s",
                 flush=True,
             )
 
     def news(self, news: Any) -> None:
         print(f"  {news}", flush=True)
+
+
+def _prices(row: Any) -> str:
+    names = [name for name in row if name.startswith("price/") and name.count("/") == 1]
+    return " ".join(f"{row[name]:.3f}" for name in names)
 
 
 def _evaluation(row: Any) -> str:
@@ -216,9 +221,11 @@ def judge(folder: Path, env: dict[str, Any], options: argparse.Namespace) -> dic
 
     spec = parse_spec(RoutingSpec, {name: value for name, value in env.items() if name != "kind"}, "env")
     objective = find_objective(spec.objective, spec.keep)
-    names = options.scenarios.split(",") if options.scenarios else [
-        name for name in dict.fromkeys(spec.scenarios) if name in SCENARIOS
-    ]
+    names = (
+        options.scenarios.split(",")
+        if options.scenarios
+        else [name for name in dict.fromkeys(spec.scenarios) if name in SCENARIOS]
+    )
     if names == ["all"]:
         names = list(SCENARIOS)
     block = REPORT_SEEDS if options.report else SELECTION_SEEDS[FIRST_SELECTION_SEED:]
@@ -264,14 +271,17 @@ def changes(judged: dict[str, Any], rival: str) -> dict[str, float]:
 
 def _summary(judged: dict[str, Any]) -> str:
     return "; ".join(
-        f"against {rival}: " + ", ".join(f"{key} {value:+.1f} %" for key, value in changes(judged, rival).items())
+        f"against {rival}: "
+        + ", ".join(f"{key} {value:+.1f} %" for key, value in changes(judged, rival).items())
         for rival in RIVALS
     )
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
     judged_on = results[0]["judged_on"]
-    print(f"\n{len(judged_on['scenarios'])} scenarios, {len(judged_on['seeds'])} seeds from {judged_on['seeds'][0]}")
+    first, num_scenarios = judged_on["seeds"][0], len(judged_on["scenarios"])
+    print(f"\n{num_scenarios} scenarios, {len(judged_on['seeds'])} seeds from {first}")
+
     for which in ("last", "best"):
         for rival in RIVALS:
             print(f"\n{which} policy against {rival} [%]:  " + "".join(f"{key:>13}" for key in METRICS))

@@ -1,10 +1,10 @@
 """Generalised advantage estimation for windows of endless traffic, and the discount it uses.
 
 Two things differ from the textbook loop. Decisions are not equally spaced, so discount and trace may depend
-on the seconds that passed; a decision is felt while its request runs and the queue behind it drains, so both
-may follow from how long requests live in the episode. And an episode that is cut off (truncated) is not over: the value of what was
-seen last is still to come, whereas after a termination nothing comes. Mixing the two up hardly shows in the
-return of a policy, but makes every value wrong.
+on the seconds that passed; and a decision is felt while its request runs and the queue behind it drains, so
+they may follow from how long requests live in the episode. The other: an episode that is cut off (truncated)
+is not over: the value of what was seen last is still to come, whereas after a termination nothing comes.
+Mixing the two up hardly shows in the return of a policy, but makes every value wrong.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LifetimeDiscount(Spec):
     trace_steps: float = Field(default=32.0, gt=0, description="the trace, at least [decisions]")
 
     def arrays(self, elapsed_s: NDArray[Any], lifetime_s: NDArray[Any]) -> tuple[Floats, Floats]:
-        """Discount and trace [T, N] of steps that took `elapsed_s` [T, N] where requests live `lifetime_s`."""
+        """Discount and trace [T, N] of steps that took `elapsed_s`, where requests live `lifetime_s`."""
         lifetimes = np.asarray(elapsed_s, dtype=np.float64) / lifetime_s
         discount = np.exp(-np.minimum(lifetimes / self.horizon, 1.0 / self.horizon_steps))
         return discount, np.exp(-np.minimum(lifetimes / self.trace, 1.0 / self.trace_steps))

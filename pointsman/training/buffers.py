@@ -121,6 +121,16 @@ class Buffers:
             "greedy_frac_max": float(greedy[1:].max()),
             "greedy_noop_frac": float(greedy[0]),
             "elapsed_mean_s": float(self.elapsed_s.mean()),
+            **self._lifetimes(),
+        }
+
+    def _lifetimes(self) -> dict[str, float]:
+        """How long requests live, and how many lifetimes the rollout covers; of environments that know."""
+        if not np.isfinite(self.lifetime_s).all():
+            return {}
+        return {
+            "lifetime_mean_s": float(self.lifetime_s.mean()),
+            "rollout_lifetimes": float((self.elapsed_s / self.lifetime_s).sum(axis=0).mean()),
         }
 
     def _shares(self, actions: NDArray[np.int64]) -> NDArray[np.float64]:

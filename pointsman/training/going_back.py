@@ -3,7 +3,7 @@
 PPO does not stop at the top of a hill: with steps too large for what is left to gain, the score falls for the
 rest of the run, slowly and at a small KL. So each evaluation is compared with the best one. Where several in
 a row are behind it by more than the noise of an evaluation, the trainer takes the best weights back and goes
-on with smaller steps. The noise is that of the difference, seed by seed, so what seeds have in common cancels.
+on with smaller steps. The noise is that of the difference, seed by seed: what seeds have in common cancels.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class GoingBack:
         before = state.factor
         state.factor = max(before * self.spec.factor, self.spec.lowest)
         why = (
-            f"back to the weights of update {state.best_update}: {self.spec.evaluations} evaluations in a row "
-            f"were behind its score of {state.best_score:.4g}, the last by {behind:.2g} (noise {noise:.2g})"
+            f"back to the weights of update {state.best_update}: {self.spec.evaluations} evaluations in a "
+            f"row were behind its score of {state.best_score:.4g}, the last by {behind:.2g} (noise {noise:.2g})"
         )
         return False, [Event(update, "lr factor", why, before, state.factor)]
 

@@ -29,10 +29,14 @@ class PriceSpec(Spec):
     start: dict[str, float] = Field(
         default={"ttft_p99": 0.04, "e2e_p99": 0.08}, description="price of a limit at first; others: 0.05"
     )
-    range: float = Field(default=16.0, ge=1, description="at most this many times dearer or cheaper; 1: fixed")
+    range: float = Field(
+        default=16.0, ge=1, description="at most this many times dearer or cheaper; 1: fixed"
+    )
     proportional: float = Field(default=2.0, ge=0, description="of the breach, on the logarithm of the price")
     integral: float = Field(default=1.5, ge=0, description="of the sum of breaches, one an evaluation")
-    derivative: float = Field(default=2.0, ge=0, description="of what a breach grew since the last evaluation")
+    derivative: float = Field(
+        default=2.0, ge=0, description="of what a breach grew since the last evaluation"
+    )
     slack: float = Field(
         default=0.3, ge=0, le=1, description="of all these while a limit holds: a price falls slowly"
     )

@@ -277,12 +277,11 @@ class Trainer:
         return events + back
 
     def _weights(self) -> dict[str, Tensor]:
-        """All that learning moves, in place; the feature scales with it, so that values keep their meaning."""
-        parts = {"network": self.network.state_dict()}
+        """All that learning moves, to be written in place; feature scales too, which values depend on."""
+        found = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
         if self.average is not None:
-            parts["average"] = self.average.state_dict()
-        parts["optimizer"] = {"mean": self.optimizer.mean, "square": self.optimizer.square}
-        return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+            found |= {f"average/{name}": tensor for name, tensor in self.average.state_dict().items()}
+        return found | {"optimizer/mean": self.optimizer.mean, "optimizer/square": self.optimizer.square}
 
     # Before the first update --------------------------------------------------------------------------------
 
