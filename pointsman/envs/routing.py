@@ -27,7 +27,7 @@ from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
 from pointsman.envs.foresight import Oracle
 from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, Snapshot, Totals
 from pointsman.errors import InputError
-from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
+from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective, parse_limit
 from pointsman.experiments.own import parts_text
 from pointsman.experiments.scenarios import find_scenario, is_file, short_names
 from pointsman.inference.space import EntitySpace
@@ -126,6 +126,13 @@ class RoutingSpec(Spec):
         if needed and data.get("max_replicas", 8) < max(needed):
             return data | {"max_replicas": max(needed)}
         return data
+
+    @field_validator("keep")
+    @classmethod
+    def _known_limits(cls, keep: dict[str, str | float]) -> dict[str, str | float]:
+        for metric, value in keep.items():
+            parse_limit(metric, value)
+        return keep
 
     @field_validator("features_off")
     @classmethod

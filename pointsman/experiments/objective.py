@@ -56,7 +56,8 @@ class Limit(Spec):
     def breach(self, value_s: Value, reference_s: Value) -> Value:
         """How far beyond the limit, as a logarithm: 0.1 is about 10 % too long; below 0 the limit holds."""
         limit_s = self.factor * reference_s if self.seconds is None else self.seconds
-        return np.log(value_s / limit_s)  # type: ignore[return-value]
+        breach: Value = np.log(value_s / limit_s)
+        return breach
 
 
 class Objective(Spec):

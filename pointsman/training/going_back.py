@@ -1,9 +1,9 @@
 """Back to the best policy, where training leads away from it.
 
 PPO does not stop at the top of a hill: with steps too large for what is left to gain, the score falls for the
-rest of the run, slowly and at a small KL. So each evaluation is compared with the best one. Where several in
-a row are behind it by more than the noise of an evaluation, the trainer takes the best weights back and goes
-on with smaller steps. The noise is that of the difference, seed by seed: what seeds have in common cancels.
+rest of the run, slowly and at a small KL. So the mean of the last few evaluations is compared with the best
+one. Where it is behind by more than noise, the trainer takes the best weights back and goes on with smaller
+steps. The noise is how much one evaluation differs from the next, seed by seed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from pointsman.training.exploration import Event
 
 
 class GoingBackSpec(Spec):
-    evaluations: int = Field(default=3, ge=1, description="behind the best, in a row, before going back")
+    evaluations: int = Field(default=3, ge=1, description="whose mean is compared with the best")
     least: float = Field(default=0.004, ge=0, description="behind by less than this is not behind [score]")
-    deviations: float = Field(default=2.0, ge=0, description="nor by less than so many standard errors")
+    deviations: float = Field(
+        default=4.0,
+        ge=0,
+        description="nor by less than so many standard errors; the best of many noisy scores is a lucky one",
+    )
     factor: float = Field(default=0.5, gt=0, lt=1, description="of the learning rate, each time")
     lowest: float = Field(default=0.1, gt=0, le=1, description="of the learning rate, in all")
 
@@ -32,10 +36,11 @@ class GoingBackSpec(Spec):
 class _State:
     factor: float = 1.0  # of the learning rate
     times: int = 0
-    in_a_row: int = 0
     best_update: int = 0
     best_score: float | None = None
-    best_blocks: list[float] = field(default_factory=list)
+    recent: list[float] = field(default_factory=list)  # scores, since the best or the last time back
+    blocks: list[float] = field(default_factory=list)  # returns of the last evaluation, seed by seed
+    variances: list[float] = field(default_factory=list)  # of their differences to those before
 
 
 class GoingBack:
@@ -54,25 +59,42 @@ class GoingBack:
         score = metrics.get("eval_score", math.nan)
         if self.spec is None or not math.isfinite(score):
             return False, []
-        state, blocks = self.state, _blocks(metrics)
+        state = self.state
+        self._measure_noise(metrics)
         if state.best_score is None or score > state.best_score:
-            state.best_score, state.best_blocks, state.best_update = score, blocks, update
-            state.in_a_row = 0
+            state.best_score, state.best_update, state.recent = score, update, []
             return True, []
-        behind = state.best_score - score
-        noise = max(self.spec.least, self.spec.deviations * _standard_error(blocks, state.best_blocks))
-        state.in_a_row = state.in_a_row + 1 if behind > noise else 0
-        if state.in_a_row < self.spec.evaluations:
+        state.recent = [*state.recent, score][-self.spec.evaluations :]
+        if len(state.recent) < self.spec.evaluations:
             return False, []
-        state.in_a_row = 0
-        state.times += 1
+        behind = state.best_score - sum(state.recent) / len(state.recent)
+        noise = max(self.spec.least, self.spec.deviations * self._standard_error())
+        if behind <= noise:
+            return False, []
         before = state.factor
         state.factor = max(before * self.spec.factor, self.spec.lowest)
+        state.times += 1
         why = (
-            f"back to the weights of update {state.best_update}: {self.spec.evaluations} evaluations in a "
-            f"row were behind its score of {state.best_score:.4g}, the last by {behind:.2g} (noise {noise:.2g})"
+            f"back to the weights of update {state.best_update}: the last {len(state.recent)} evaluations "
+            f"were behind its score of {state.best_score:.4g} by {behind:.2g} (noise: {noise:.2g})"
         )
+        state.recent = []
         return False, [Event(update, "lr factor", why, before, state.factor)]
+
+    def _measure_noise(self, metrics: Mapping[str, float]) -> None:
+        state, names = self.state, (f"eval_block{k}_return" for k in range(len(metrics)))
+        blocks = [metrics[name] for name in names if name in metrics]
+        if len(blocks) > 1 and len(blocks) == len(state.blocks):
+            state.variances.append(float(np.var(np.subtract(blocks, state.blocks), ddof=1)))
+        state.blocks = blocks
+
+    def _standard_error(self) -> float:
+        """Of the difference between the best evaluation and the mean of the last few."""
+        state = self.state
+        if not state.variances:
+            return 0.0
+        of_one = float(np.mean(state.variances)) / 2 / len(state.blocks)
+        return math.sqrt(of_one * (1.0 + 1.0 / len(state.recent)))
 
     def metrics(self) -> dict[str, float]:
         return {"lr_factor": self.state.factor, "times_back": float(self.state.times)}
@@ -82,16 +104,3 @@ class GoingBack:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.state = _State(**state)
-
-
-def _blocks(metrics: Mapping[str, float]) -> list[float]:
-    names = (f"eval_block{k}_return" for k in range(len(metrics)))
-    return [metrics[name] for name in names if name in metrics]
-
-
-def _standard_error(blocks: list[float], best: list[float]) -> float:
-    """Of the mean difference of two evaluations on the same seeds."""
-    if len(blocks) < 2 or len(blocks) != len(best):
-        return 0.0
-    differences = np.subtract(blocks, best)
-    return float(differences.std(ddof=1) / math.sqrt(len(blocks)))
