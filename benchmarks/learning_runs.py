@@ -97,8 +97,8 @@ def _compile(options: argparse.Namespace) -> None:
     """One update of anything: fills numba's cache, so that no training spends its minutes on it."""
     code = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import learning_runs, tempfile;"
-        "learning_runs.train(sys.argv[2], ['run.minutes=null', 'run.steps=1', 'run.workers=1',"
-        " 'env.evaluation.seeds=1', *sys.argv[3:]], pathlib.Path(tempfile.mkdtemp()) / 'run')"
+        "learning_runs.train(sys.argv[2], [*sys.argv[3:], 'run.minutes=null', 'run.steps=1', 'run.workers=1',"
+        " 'env.evaluation.seeds=1'], pathlib.Path(tempfile.mkdtemp()) / 'run')"
     )
     started = time.perf_counter()
     subprocess.run(
