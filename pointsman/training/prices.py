@@ -27,10 +27,10 @@ BREACH = "eval_breach"  # metrics eval_breach/<limit>/<group>: how far beyond it
 
 class PriceSpec(Spec):
     start: dict[str, float] = Field(
-        default={"ttft_p99": 0.04, "e2e_p99": 0.08}, description="price of a limit at first; others: 0.05"
+        default={"ttft_p99": 0.015, "e2e_p99": 0.04}, description="price of a limit at first; others: 0.02"
     )
     range: float = Field(
-        default=16.0, ge=1, description="at most this many times dearer or cheaper; 1: fixed"
+        default=32.0, ge=1, description="at most this many times dearer or cheaper; 1: fixed"
     )
     proportional: float = Field(default=2.0, ge=0, description="of the breach, on the logarithm of the price")
     integral: float = Field(default=1.5, ge=0, description="of the sum of breaches, one an evaluation")
@@ -75,7 +75,7 @@ class Prices:
             self._factors[pair] if (pair := f"{limit}/{group}") in self._breaches else mean
             for group in self.groups
         ]
-        prices: NDArray[np.float64] = self.spec.start.get(limit, 0.05) * np.exp(factors)
+        prices: NDArray[np.float64] = self.spec.start.get(limit, 0.02) * np.exp(factors)
         return prices
 
     def _known(self, limit: str) -> list[str]:
