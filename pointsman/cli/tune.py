@@ -145,7 +145,7 @@ def _result(tuned: Tuned, objective: Objective, situations: list[str], command: 
         "made": {
             "command": command,
             **provenance(),
-            "objective": objective.model_dump(),
+            "objective": objective.model_dump(mode="json"),
             "situations": situations,
             "cost_ratio_to_least_outstanding": round(tuned.cost_ratio, 4),
             "seeds_searched": f"{tuned.search_seeds[0]}-{tuned.search_seeds[-1]}",

@@ -77,7 +77,7 @@ class ComparisonReport:
             "command": self.command,
             "seeds": self.seeds,
             "baseline": self.baseline,
-            "objective": self.objective.model_dump() if self.objective else None,
+            "objective": self.objective.model_dump(mode="json") if self.objective else None,
             "interval": {"level": LEVEL, "method": METHOD, "resamples": NUM_RESAMPLES},
             "comparisons": [_results(one) for one in self.comparisons],
             "geometric_mean_ratios": summary,
