@@ -34,6 +34,8 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/architecture_picture.py --check
 
 bench: setup
 	$(BIN)/python benchmarks/simulator_speed.py

@@ -185,7 +185,7 @@ def branch(trainers: list[Trainer], seed: int) -> Branches:
         step = env.step(actions)
         reward = step.reward.astype(np.float64)
         for limit in actor.prices.limits:
-            reward += actor.prices.of(limit)[0] * step.limits[limit]
+            reward += actor.prices.of(limit)[0] * step.tails[limit]
         assert not (step.terminated | step.truncated).any()
         rewards.append(reward)
         elapsed_s.append(step.elapsed_s.astype(np.float64))
@@ -225,7 +225,7 @@ def copies(actor: Trainer, shape: tuple[int, int, int], seed: int) -> RoutingEnv
     finally:
         routing.draw = draw
     env._look(0, env.num_envs)
-    env._before = routing.Totals.of(env._sims), routing.Totals.of(env._shadows)
+    env._before = routing.RewardTotals.of(env._sims), routing.RewardTotals.of(env._shadows)
     return env
 
 

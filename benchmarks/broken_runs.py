@@ -33,12 +33,12 @@ from pointsman.diagnosis.findings import Diagnosis, diagnose
 from pointsman.diagnosis.readers import read_run
 from pointsman.envs.entity import EntityEnv, Observation, Step
 from pointsman.errors import PointsmanWarning
+from pointsman.evaluation.problem import make_env
 from pointsman.spec import apply_override, parse_spec
 from pointsman.training import runs
 from pointsman.training.config import TrainConfig
 from pointsman.training.exploration import Exploration
 from pointsman.training.ppo import DivergedError, RatioError
-from pointsman.training.problems import make_env
 from pointsman.training.safety import SafetyError
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "diagnosis.md"

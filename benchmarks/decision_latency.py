@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pointsman.routing.books import Ledger
-from pointsman.routing.decider import Decider
+from pointsman.routing.books import Books
+from pointsman.routing.decider import Decider, PlainRequest
+from pointsman.simulator.calibration import known_figures
 
 LIMITS_US = {4: 15.0, 16: 60.0}
 NUM_ROUNDS, NUM_CALLS = 7, 4000
@@ -34,38 +35,40 @@ def median_us(call: Callable[[], object]) -> tuple[float, float]:
     return min(rounds)
 
 
-def busy_ledger(num_replicas: int) -> Ledger:
+def busy_books(num_replicas: int) -> Books:
     """Every replica with a few dozen streams and some prompts that wait."""
-    ledger = Ledger(now=0.0)
+    books = Books(now=0.0)
+    figures = known_figures({"model": "Llama-3-8B", "device": "A100-80"})
     rng = np.random.default_rng(0)
     for k in range(num_replicas):
-        ledger.add(f"replica {k}", {"model": "Llama-3-8B", "device": "A100-80"})
+        books.add(f"replica {k}", figures)
         for _ in range(int(rng.integers(10, 60))):
-            handle = ledger.sent(k, int(rng.integers(10, 4000)), float(rng.uniform(0.0, 1.0)))
+            ticket = books.sent(k, int(rng.integers(10, 4000)), float(rng.uniform(0.0, 1.0)))
             if rng.random() < 0.9:
-                ledger.first_token(handle, 1.5)
-                ledger.tokens(handle, 5, 2.0)
-    return ledger
+                books.first_token(ticket, 1.5)
+                books.tokens(ticket, 5, 2.0)
+    return books
 
 
 def main() -> int:
     is_slow = False
     for num_replicas, limit_us in LIMITS_US.items():
-        ledger = busy_ledger(num_replicas)
+        books = busy_books(num_replicas)
         for policy in POLICIES:
-            decider = Decider(ledger, policy)
-            p50, p99 = median_us(lambda decider=decider: decider.choose(700, 0.0, 1, 3.0))
+            decider = Decider(books, policy)
+            request = PlainRequest(700, arrived_at=3.0)
+            p50, p99 = median_us(lambda decider=decider, request=request: decider.decide(request, 1, 3.0))
             print(f"{num_replicas:3} replicas  {policy:18} P50 {p50:6.1f} µs   P99 {p99:6.1f} µs")
             is_slow |= policy == "default" and p50 > limit_us
-        handle = ledger.sent(0, 100, 3.0)
-        ledger.first_token(handle, 3.1)
-        p50, _ = median_us(lambda ledger=ledger, handle=handle: ledger.tokens(handle, 1, 3.2))
+        ticket = books.sent(0, 100, 3.0)
+        books.first_token(ticket, 3.1)
+        p50, _ = median_us(lambda books=books, ticket=ticket: books.tokens(ticket, 1, 3.2))
         print(f"{num_replicas:3} replicas  a token            P50 {p50:6.2f} µs")
 
-        def whole_request(ledger: Ledger = ledger) -> None:
-            handle = ledger.sent(0, 100, 3.3)
-            ledger.first_token(handle, 3.4)
-            ledger.finished(handle, 3.5, 100, 1)
+        def whole_request(books: Books = books) -> None:
+            ticket = books.sent(0, 100, 3.3)
+            books.first_token(ticket, 3.4)
+            books.finished(ticket, 3.5, 100, 1)
 
         p50, _ = median_us(whole_request)
         print(f"{num_replicas:3} replicas  a request's books  P50 {p50:6.2f} µs")

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reference_jobs import Job, JobsTwin
 
 from pointsman.envs.jobs import JobsEnv, JobsSpec, make_clusters
-from pointsman.jobs.clusters import PolicyTables
+from pointsman.jobs.clusters import JobPolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
 from pointsman.jobs.rollout import advise, decide_all, play_all
 from pointsman.jobs.workload import draw_jobs
@@ -50,7 +50,7 @@ def through_environment(spec: JobsSpec, num_envs: int, num_steps: int) -> float:
 
 def inside_the_kernel(spec: JobsSpec, name: str) -> float:
     clusters = load(spec, NUM_EPISODES)
-    rows, ends = PolicyTables(name, NUM_EPISODES, spec.window).rows, np.full(NUM_EPISODES, spec.max_steps)
+    rows, ends = JobPolicyTables(name, NUM_EPISODES, spec.window).rows, np.full(NUM_EPISODES, spec.max_steps)
     start = time.process_time()
     play_all(clusters.sims, rows, ends, 0, NUM_EPISODES)
     return int(clusters.sims.num_steps.sum()) / (time.process_time() - start)
@@ -67,7 +67,7 @@ def by_the_twin(spec: JobsSpec, features: str) -> float:
     """Steps/s of the twin along random jobs that fit; its returns are compared with ours."""
     has_all = features == "full"
     clusters = load(spec, NUM_TWIN_EPISODES)
-    policy = PolicyTables("random-feasible", 1, spec.window).rows
+    policy = JobPolicyTables("random-feasible", 1, spec.window).rows
     spent_s, num_steps = 0.0, 0
     for i in range(NUM_TWIN_EPISODES):
         jobs = draw_jobs(spec.workload, spec.num_gpus, i)

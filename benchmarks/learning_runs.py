@@ -169,7 +169,7 @@ def _evaluation(row: Any) -> str:
     )
     return (
         f"score {row['eval_score']:.4f} return {row['eval_mean_return']:.4f} "
-        f"e2e {row['eval_e2e_mean_s']:+.3f} breaches {tails}"
+        f"e2e {row['eval_change/e2e_mean_s']:+.3f} breaches {tails}"
     )
 
 

@@ -34,12 +34,12 @@ from torch import nn
 from pointsman.envs.entity import Observation
 from pointsman.envs.gym import HIGHEST, observation_space
 from pointsman.envs.routing import RoutingEnv
+from pointsman.evaluation.problem import make_env
 from pointsman.inference.checkpoint import NetworkSpec
 from pointsman.inference.space import EntitySpace
 from pointsman.spec import parse_spec
 from pointsman.training.config import TrainConfig
 from pointsman.training.passes import use_one_thread
-from pointsman.training.problems import make_env
 from pointsman.training.ranks import Ranks, started
 from pointsman.training.trainer import Trainer
 

@@ -2,9 +2,16 @@
 
 Everything that is wrong with what the user gave us ends as an `InputError`: one line that names the
 field, the value and the remedy. The command line prints it and exits with status 2, without a traceback.
+A package that only an extra brings is imported where it is used; if it is missing, the command line asks
+`missing_extra` for that line.
 """
 
 from __future__ import annotations
+
+EXTRAS = {
+    "serve": ("httptools", "msgspec", "prometheus_client", "uvloop"),
+    "train": ("gymnasium", "scipy", "tensorboard", "threadpoolctl", "torch"),
+}  # what can be imported with each extra of pyproject.toml
 
 
 class InputError(ValueError):
@@ -16,6 +23,15 @@ class InputError(ValueError):
         self.problem = problem
         self.remedy = remedy
         super().__init__(f"{field} = {_short(value)}: {problem}; {remedy}")
+
+
+def missing_extra(error: BaseException) -> InputError | None:
+    """What to say of a failed import, if an extra would have prevented it."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    for extra, packages in EXTRAS.items():
+        if package in packages:
+            return InputError("package", package, "is not installed", f"pip install 'pointsman[{extra}]'")
+    return None
 
 
 class PointsmanWarning(UserWarning):

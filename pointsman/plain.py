@@ -45,7 +45,7 @@ def provenance() -> dict[str, Any]:
 
 
 def git_revision() -> str | None:
-    """Of the checkout this package runs from, `-dirty` with local changes; None if it is installed."""
+    """The commit this package runs from, with `-dirty` after local changes; None if it is installed."""
     if not (_ROOT / ".git").exists():
         return None
     command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

@@ -44,8 +44,8 @@ def audit_features(
     Example: pointsman audit-features --scenario tight-memory --policies random,hold-until-room
     """
     from pointsman.evaluation import audit
+    from pointsman.evaluation.problem import make_env, make_judge
     from pointsman.experiments.scenarios import SCENARIOS
-    from pointsman.training.problems import make_env, make_judge
 
     asked = [name.strip() for name in policies.split(",")] if policies is not None else None
     scenarios: Sequence[str]

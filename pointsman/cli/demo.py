@@ -12,7 +12,6 @@ from pointsman.cli.console import compilation_announced, print_json, progress, s
 from pointsman.cli.evaluate import print_report
 from pointsman.cli.live import LIVE_SEEDS, say_addresses
 from pointsman.cli.options import AsJson, report_seeds
-from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from pointsman.config import Config
@@ -34,12 +33,7 @@ def demo_serve(context: typer.Context, as_json: AsJson = False) -> None:
 
     Example: pointsman demo-serve
     """
-    try:
-        from pointsman.live.processes import run_to_end
-    except ImportError as error:
-        raise InputError(
-            "demo-serve", error.name, "is not installed", "pip install 'pointsman[serve]'"
-        ) from None
+    from pointsman.live.processes import run_to_end
     from pointsman.report.comparison import ComparisonReport
     from pointsman.report.evaluation import EvaluationReport
 

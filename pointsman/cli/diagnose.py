@@ -77,12 +77,12 @@ def _names(pairs: Sequence[str]) -> dict[str, str]:
 def _watch(run: Path, names: dict[str, str], as_json: bool) -> None:
     """Until the run ends; a log that does not say when, until Ctrl-C."""
     from pointsman.cli.watch import how_it_ended
-    from pointsman.diagnosis.live import Watch
+    from pointsman.diagnosis.live import LogWatch
     from pointsman.plain import to_json
 
     if not run.expanduser().exists():
         raise InputError("RUN", str(run), "no such file or directory", "name the log of a run")
-    watch = Watch(run, names)
+    watch = LogWatch(run, names)
     say(f"watching {run}; Ctrl-C ends it")
     while True:
         log = watch.read()

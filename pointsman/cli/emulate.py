@@ -53,15 +53,10 @@ def emulate(
     Example: pointsman emulate --replicas 4 --model llama-3-8b --device a100 --time-scale 10
     curl localhost:8099/replicas/0/fault -d '{"kind": "slow", "factor": 4, "for_s": 10}'
     """
-    try:
-        import uvloop
+    import uvloop
 
-        from pointsman.emulator.cluster import Emulator, EmulatorSpec
-        from pointsman.emulator.engine import load_engine
-    except ImportError as error:
-        raise InputError(
-            "emulate", error.name, "is not installed", "pip install 'pointsman[serve]'"
-        ) from None
+    from pointsman.emulator.cluster import Emulator, EmulatorSpec
+    from pointsman.emulator.engine import load_engine
     from pointsman.spec import parse_spec
 
     named = _devices(replicas, device, devices)

@@ -53,8 +53,8 @@ def explain(
     Example: pointsman explain runs/quick --scenario mixed-hardware --feature backlog --feature prompt
     """
     from pointsman.evaluation import explain as evaluation
+    from pointsman.evaluation.problem import make_env
     from pointsman.experiments.scenarios import DEFAULT, short_names
-    from pointsman.training.problems import make_env
 
     checkpoint = _load(policy)
     space = checkpoint.space
@@ -87,6 +87,7 @@ def explain(
                 "policy": policy,
                 "scenarios": scenarios,
                 "decisions": len(recorded),
+                "slo": checkpoint.metadata.get("slo"),
                 "groups": [one._asdict() for one in groups],
                 "features": [one._asdict() for one in features],
                 "dependence": [_dependence_json(one) for one in followed],
@@ -96,11 +97,25 @@ def explain(
     console = stdout()
     where = ", ".join(short_names(scenarios))
     console.print(f"[bold]{policy}[/bold]: what {len(recorded):,} decisions on {where} depend on")
+    for line in _service_level(checkpoint):
+        console.print(line, soft_wrap=True)
     console.print(_importance_table("group", groups), "")
     console.print(_importance_table("feature", features[:NUM_SHOWN]), "")
     console.print(f"Probability of picking a {entity} along one of its features, all others fixed;")
     console.print("along a feature of the context, of deciding as it did:")
     console.print(_dependence_table(followed))
+
+
+def _service_level(checkpoint: Checkpoint) -> list[str]:
+    """What it was trained for: times in its features are shares of that."""
+    slo = checkpoint.metadata.get("slo")
+    if slo is None:
+        return []
+    ttft_s, tpot_s = f"{slo['ttft_s']:g}", f"{slo['tpot_s']:g}"
+    return [
+        f"Trained for a first token within {ttft_s} s and {tpot_s} s a token. Features compare times with "
+        f"that: where a unit says s/2, it is s/{ttft_s}, and s/0.1 is s/{tpot_s}."
+    ]
 
 
 def _load(policy: str) -> Checkpoint:

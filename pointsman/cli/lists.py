@@ -79,7 +79,7 @@ def policies(
     known["default"] = "where the trained policy of this package says; it may hold the request instead"
     title = "sends a request to"
     if env is not None and env != "routing":
-        from pointsman.training.problems import make_judge
+        from pointsman.evaluation.problem import make_judge
 
         known, title = dict(make_judge({"kind": env}).heuristics), "picks"
     if as_json:
@@ -91,7 +91,7 @@ def policies(
     if signals:
         table = plain_table("signal", "unit", "source", "meaning")
         for signal in SIGNALS:
-            table.add_row(*signal)
+            table.add_row(signal.name, signal.unit, signal.source, signal.meaning)
     else:
         table = plain_table("policy", title)
         for name, what in known.items():
@@ -110,6 +110,7 @@ def hardware(
     Example: pointsman hardware --catalogue my-devices.yaml
     """
     from pointsman.simulator.hardware import load_catalogue
+    from pointsman.simulator.measured import measured_replicas
 
     known = load_catalogue(catalogue)
     if as_json:
@@ -118,6 +119,7 @@ def hardware(
                 "devices": [device.model_dump(mode="json") for device in known.devices.values()],
                 "models": [_model_figures(model) for model in known.models.values()],
                 "kv_capacity": [_kv_figures(model, known) for model in known.models.values()],
+                "measured": [one.model_dump(mode="json") for one in measured_replicas()],
             }
         )
         return
@@ -126,8 +128,11 @@ def hardware(
         console.print(table, "")
     console.print(
         "KV memory in thousands of tokens a replica (fp16, 0.9 of the memory), with the fewest devices that\n"
-        "hold the model: /2 = tensor_parallel 2; – = does not fit on 8."
+        "hold the model: /2 = tensor_parallel 2; – = does not fit on 8.",
+        "",
     )
+    console.print(_measured_table(), "")
+    console.print("Step times of all other pairs are computed from the figures above (`cost: roofline`).")
 
 
 def _device_table(known: Catalogue) -> Table:
@@ -169,6 +174,15 @@ def _kv_table(known: Catalogue) -> Table:
                 num_devices, tokens = found
                 cells.append(f"{tokens / 1000:,.0f}" + (f"/{num_devices}" if num_devices > 1 else ""))
         table.add_row(model.name, *cells)
+    return table
+
+
+def _measured_table() -> Table:
+    from pointsman.simulator.measured import measured_replicas
+
+    table = plain_table("measured", "model", "source")
+    for one in measured_replicas():
+        table.add_row(one.device, one.model, one.source)
     return table
 
 

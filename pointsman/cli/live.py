@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,8 +38,6 @@ def live_options(
     for option, value in others.items():
         if value is not None:
             raise InputError(option, str(value), "given beside --live", "leave it out")
-    if find_spec("uvloop") is None:
-        raise InputError("--live", "uvloop", "is not installed", "pip install 'pointsman[serve]'")
     options = [f"env.servers={json.dumps(urls)}"]
     if len(scenarios) > 1:
         raise InputError("--scenario", scenarios[1], "given beside --live", "name one scenario at a time")
@@ -59,11 +56,8 @@ def measure(
     objective: Objective | None,
 ) -> Comparison:
     """Serve the situation's arrivals on these servers, by each policy, with progress."""
-    try:
-        from pointsman.live.comparison import compare_live, plan_live
-        from pointsman.live.processes import run_to_end
-    except ImportError as error:
-        raise InputError("--live", error.name, "is not installed", "pip install 'pointsman[serve]'") from None
+    from pointsman.live.comparison import compare_live, plan_live
+    from pointsman.live.processes import run_to_end
 
     async def planned_and_served() -> Comparison:
         plan = await plan_live(situation.name, situation.configs, policies, baseline, urls, situation.folder)

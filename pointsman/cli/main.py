@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from pointsman import __version__
 from pointsman.cli import (
     audit,
+    calibrate,
     capacity,
     compare,
     demo,
@@ -26,6 +27,7 @@ from pointsman.cli import (
     evaluate,
     explain,
     lists,
+    profile,
     report,
     serve,
     simulate,
@@ -34,7 +36,7 @@ from pointsman.cli import (
     watch,
 )
 from pointsman.cli.console import notices_as_lines, say
-from pointsman.errors import InputError
+from pointsman.errors import InputError, missing_extra
 
 # Newer versions of typer carry their own click: take the class from where this one has it.
 _ClickError: type[Exception] = next(
@@ -71,6 +73,8 @@ app.command("audit-features")(audit.audit_features)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
 app.command()(emulate.emulate)
+app.command()(calibrate.calibrate)
+app.command()(profile.profile)
 app.command("demo-serve")(demo.demo_serve)
 app.command()(lists.scenarios)
 app.command()(lists.policies)
@@ -112,6 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(status or 0)
         except InputError as error:
             say(f"error: {error}")
+            return 2
+        except ModuleNotFoundError as error:
+            missing = missing_extra(error)
+            if missing is None:
+                raise
+            say(f"error: {missing}")
             return 2
         except _ClickError as error:
             return _usage_error(error)

@@ -183,7 +183,7 @@ def refuse_seed(overrides: Sequence[str], remedy: str) -> None:
 
 
 def num_threads(asked: int) -> int:
-    """As many as this process may use, where the system tells, if none are asked for."""
+    """The number asked for; for 0, as many as this process may use."""
     if asked < 0:
         raise InputError("--threads", asked, "is negative", "use 0 for one thread a core")
     has_affinity = hasattr(os, "sched_getaffinity")

@@ -103,14 +103,14 @@ def _appraisal(
     record: RunRecord, num_seeds: int | None, threads: int, advance: Callable[[float], None]
 ) -> Appraisal:
     """On report seeds, as far as the problem has them and the run has a policy."""
+    from pointsman.evaluation.problem import complete, find_problem
     from pointsman.report.appraisal import by_evaluations
     from pointsman.report.run import baseline_of
-    from pointsman.training.problems import complete, find_appraise
 
     try:
         if record.config and record.checkpoint is not None:
             section = complete(record.config["env"])
-            appraise = find_appraise(section)
+            appraise = find_problem(section["kind"]).appraise
             if appraise is not None:
                 found: Appraisal = appraise(section, record.folder, num_seeds, threads, advance)
                 return found
@@ -120,9 +120,9 @@ def _appraisal(
 
 
 def _looks(record: RunRecord, advance: Callable[[float], None]) -> Section | None:
+    from pointsman.evaluation.problem import complete
     from pointsman.inference.checkpoint import load_checkpoint
     from pointsman.report.looks import looks_section
-    from pointsman.training.problems import complete
 
     if record.checkpoint is None or not record.config:
         record.problems.append("no checkpoint to look into")

@@ -23,8 +23,8 @@ COLOURS = {-1: "green", 0: "dim", 1: "red"}
 
 def env_section(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A section `env`, complete, with `key=value` applied."""
+    from pointsman.evaluation.problem import complete
     from pointsman.spec import apply_override
-    from pointsman.training.problems import complete
 
     data = dict(base)
     for override in overrides:
@@ -62,7 +62,7 @@ def compare_returns(
     as_json: bool,
 ) -> None:
     """Several policies, all compared with the baseline."""
-    from pointsman.training.problems import make_judge
+    from pointsman.evaluation.problem import make_judge
 
     judge = make_judge(section)
     baseline = baseline or judge.baseline
@@ -83,7 +83,7 @@ def evaluate_returns(
     as_json: bool,
 ) -> None:
     """One policy against each of the others, or against all heuristics."""
-    from pointsman.training.problems import make_judge
+    from pointsman.evaluation.problem import make_judge
 
     judge = make_judge(section)
     judged, _ = named_policy(judge, policy)

@@ -15,7 +15,7 @@ from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from pointsman.router.config import Settings
-    from pointsman.router.discovery import Source
+    from pointsman.router.replicas.discovery import Source
 
 
 def serve(
@@ -98,17 +98,14 @@ def serve(
 
     Example: pointsman serve --policy default --backend http://a:8000 --backend http://b:8000
     """
-    try:
-        import uvloop
+    import uvloop
 
-        from pointsman.router.config import parse_url
-        from pointsman.router.keys import BACKEND_KEY
-        from pointsman.router.listening import Ports
-        from pointsman.router.main import Options, serve_forever
-        from pointsman.router.tls import server_side_tls
-        from pointsman.router.workers import own_seat, supervise
-    except ImportError as error:
-        raise InputError("serve", error.name, "is not installed", "pip install 'pointsman[serve]'") from None
+    from pointsman.router.http.address import parse_url
+    from pointsman.router.http.tls import server_side_tls
+    from pointsman.router.keys import BACKEND_KEY
+    from pointsman.router.main import Options, serve_forever
+    from pointsman.router.ports import Ports
+    from pointsman.router.processes.workers import own_seat, supervise
 
     parsed = _settings(overrides or [])
     if settings:
@@ -156,7 +153,7 @@ def _settings(overrides: list[str]) -> Settings:
 
 
 def _source(file: Path | None, dns: str | None, kubernetes: str | None) -> Source | None:
-    from pointsman.router.discovery import DnsSource, FileSource, KubernetesSource
+    from pointsman.router.replicas.discovery import DnsSource, FileSource, KubernetesSource
 
     given = [
         name for name, value in (("--backends", file), ("--dns", dns), ("--kubernetes", kubernetes)) if value

@@ -207,7 +207,7 @@ def _say_parts(config: TrainConfig) -> None:
 
 def _source(file: Path | None, preset: str | None, env: str | None) -> Path | str:
     """The file, or the preset: that of the problem, if none is named."""
-    from pointsman.training.problems import PROBLEMS
+    from pointsman.evaluation.problem import find_problem, problem_names
 
     given = {"CONFIG": file, "--preset": preset, "--env": env}
     named = {option: value for option, value in given.items() if value is not None}
@@ -217,11 +217,12 @@ def _source(file: Path | None, preset: str | None, env: str | None) -> Path | st
     source = file if file is not None else preset
     if source is not None:
         return source
-    problem = PROBLEMS.get(env or DEFAULT_ENV)
-    if problem is None:
-        known = f"known: {', '.join(PROBLEMS)}; for a module of your own give a CONFIG with env.kind"
-        raise InputError("--env", env, "unknown problem", known)
-    return problem.preset
+    name = env or DEFAULT_ENV
+    found = find_problem(name).preset if name in problem_names() else None
+    if found is None:
+        known = f"known: {', '.join(problem_names())}; for others give a CONFIG with env.kind"
+        raise InputError("--env", env, "names no problem with a preset", known)
+    return found
 
 
 def _config(source: Path | str, overrides: list[str], given: dict[str, Any]) -> TrainConfig:

@@ -53,7 +53,8 @@ class LineView:
             say(line)
 
     def prepared(self, metrics: dict[str, float]) -> None:
-        say(warm_start(metrics))
+        for line in warm_start(metrics):
+            say(line)
 
     def first_evaluation(self, metrics: dict[str, float]) -> None:
         say(f"before training: {scores(metrics)}")
@@ -84,7 +85,8 @@ class LiveView:
             self._live.console.print(line, markup=False, highlight=False)
 
     def prepared(self, metrics: dict[str, float]) -> None:
-        self._live.console.print(warm_start(metrics), markup=False, highlight=False)
+        for line in warm_start(metrics):
+            self._live.console.print(line, markup=False, highlight=False)
 
     def first_evaluation(self, metrics: dict[str, float]) -> None:
         self._live.console.print(f"before training: {scores(metrics)}", markup=False, highlight=False)
@@ -170,8 +172,12 @@ def earnings(headroom: Headroom) -> list[str]:
     return [f"reward per second: {rates}", *(f"warning: {text}" for text in headroom.warnings)]
 
 
-def warm_start(metrics: dict[str, float]) -> str:
-    return f"warm start: {', '.join(f'{name} {_number(value)}' for name, value in metrics.items())}"
+def warm_start(metrics: dict[str, float]) -> list[str]:
+    from pointsman.training.warm_start import doubt
+
+    lines = [f"warm start: {', '.join(f'{name} {_number(value)}' for name, value in metrics.items())}"]
+    said = doubt(metrics)
+    return [*lines, f"note: {said}"] if said else lines
 
 
 def rivals(row: Row) -> dict[str, float]:

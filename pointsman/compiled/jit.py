@@ -32,7 +32,7 @@ _IMPORT = re.compile(r"^from (pointsman[\w.]*) import (\([^)]*\)|.*)$", re.MULTI
 
 @cache
 def kernel_digest(module: str) -> str:
-    """Of the sources of a module and of everything of ours that it imports."""
+    """A digest of the sources of a module and of everything of ours that it imports."""
     digest = hashlib.sha256()
     for path in sorted(_sources(module)):
         digest.update(path.read_bytes())

@@ -51,7 +51,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What is known of a run beside its curves; empty where it is not ours."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class RunLog:
     source: str
     kind: str  # who wrote it
     columns: Mapping[str, Array]
-    facts: Facts = Facts()
+    facts: RunFacts = RunFacts()
     notes: tuple[str, ...] = ()  # what the reader had to say
     names: Mapping[str, str] = field(default_factory=dict)  # ours -> the log's, where they differ
     broken_at: Mapping[str, int] = field(default_factory=dict)  # columns -> row of the first written NaN
@@ -139,7 +139,7 @@ class RunLog:
 
     @property
     def fraction_done(self) -> float:
-        """Of a run that tells; others count as over."""
+        """How much of the run is done; a run that does not tell counts as over."""
         done = self.series("fraction_done")
         return float(done.y[-1]) if len(done) else 1.0
 
@@ -167,6 +167,6 @@ class RunLog:
 
     @property
     def baseline(self) -> float | None:
-        """Of the score; what the policy has to beat."""
+        """The score that the policy has to beat."""
         name = self.first_of(*BASELINES)
         return float(self.series(name).y[-1]) if name is not None else None

@@ -130,7 +130,7 @@ def _fold_column(
 def _shares(
     actions: _Actions, of_decision: NDArray[np.int64], place: NDArray[np.int64], num_windows: int
 ) -> dict[str, Array]:
-    """Of each action, and of doing nothing, among the decisions of a window."""
+    """The share of each action, and of doing nothing, among the decisions of a window."""
     counts = np.zeros((num_windows, len(actions.names)))
     np.add.at(counts, (place[of_decision], actions.codes[of_decision]), 1.0)
     shares = counts / counts.sum(axis=1, keepdims=True)

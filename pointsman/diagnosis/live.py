@@ -12,7 +12,7 @@ from pointsman.diagnosis.rule import SEVERITIES, Severity
 from pointsman.errors import InputError
 
 
-class Watch:
+class LogWatch:
     """Reads the whole log each time: a resumed run is judged as a whole, and it takes a moment only."""
 
     def __init__(

@@ -30,7 +30,7 @@ COLLAPSED = 0.05  # entropy, of that of uniform actions
 
 
 def running_median(y: Array, window: int) -> Array:
-    """Of each value and the ones before it."""
+    """The median of each value and the ones before it."""
     window = min(window, len(y))
     if window < 2:
         return y.copy()
@@ -52,7 +52,7 @@ def noise(y: Array) -> float:
 
 
 def noise_of_medians(y: Array, window: int) -> float:
-    """Of running medians. Where neighbours are alike (moving averages, say) windows tell more than values."""
+    """The noise of running medians. Where neighbours are alike (moving averages) windows tell more."""
     if window == 1:
         return noise(y)
     alone = MEDIAN_ERROR * noise(y) / float(np.sqrt(window))
@@ -106,7 +106,7 @@ class Fall:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ScoreCourse:
     """How the score went. `unit` is what counts as a gain of one: differences are judged by it."""
 
     name: str
@@ -199,7 +199,7 @@ class Progress:
         return ""
 
 
-def progress(log: RunLog) -> Progress | None:
+def progress(log: RunLog) -> ScoreCourse | None:
     """None where the score is not known, or too seldom."""
     name, series = log.score_name, log.score
     if name is None or len(series) < MIN_SCORES:
@@ -221,7 +221,7 @@ def progress(log: RunLog) -> Progress | None:
         random = log.series("eval_random_return").y[-1:]
         unit = max(best - baseline, 0.05 * float(np.abs(random - baseline).max(initial=0.0)))
     unit = max(unit, 2 * scatter, 1e-12)
-    return Progress(name, log.label(name), series, smooth, window, baseline, scatter, unit)
+    return ScoreCourse(name, log.label(name), series, smooth, window, baseline, scatter, unit)
 
 
 def has_kl_spike(log: RunLog, after: float, until: float) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointsman.diagnosis.curves import Array, Facts
+from pointsman.diagnosis.curves import Array, RunFacts
 from pointsman.errors import InputError
 
 ROUNDING = 1.01
@@ -175,7 +175,7 @@ def _match(name: str, patterns: Mapping[str, str]) -> str | None:
 
 
 def derive(
-    columns: dict[str, Array], names: dict[str, str], facts: Facts, num_actions: int | None = None
+    columns: dict[str, Array], names: dict[str, str], facts: RunFacts, num_actions: int | None = None
 ) -> None:
     """Add what rules look at and what follows from the columns there are; `names` says from which.
     `num_actions`: as many as were seen, in a log that names them."""
@@ -210,9 +210,8 @@ def derive(
             names["entropy_frac"] = "entropy" if is_known else FROM_START
 
 
-def _highest_entropy(entropy: Array, facts: Facts, num_actions: int | None) -> tuple[float, bool]:
-    """That of uniform actions, and True, if their number is known, else of the start; 0 for what has no such
-    thing."""
+def _highest_entropy(entropy: Array, facts: RunFacts, num_actions: int | None) -> tuple[float, bool]:
+    """The entropy of uniform actions, and True, if their number is known; else that of the start, or 0."""
     num_entities = facts.schema.get("num_entities")
     if num_entities:
         return math.log(num_entities + 1), True

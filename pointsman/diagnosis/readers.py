@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pointsman.diagnosis.curves import Array, Facts, RunLog
+from pointsman.diagnosis.curves import Array, RunFacts, RunLog
 from pointsman.diagnosis.decisions import fold
 from pointsman.diagnosis.names import derive, translate
 from pointsman.diagnosis.tables import REMEDY, Table, read_table
@@ -25,7 +25,7 @@ def read_run(path: Path, own_map: Mapping[str, str] | None = None) -> RunLog:
     path = path.expanduser()
     if not path.exists():
         raise InputError("RUN", str(path), "no such file or directory", REMEDY)
-    facts = Facts()
+    facts = RunFacts()
     if path.is_dir():
         facts = read_facts(path)
         table, kind = _folder(path, is_ours=bool(facts.config))
@@ -77,7 +77,7 @@ def _folder(path: Path, is_ours: bool) -> tuple[Table, str]:
     return read_table(tables[0]), "CSV"
 
 
-def read_facts(folder: Path) -> Facts:
+def read_facts(folder: Path) -> RunFacts:
     """What our runs write beside their curves; nothing where a file is missing or damaged."""
 
     def read(name: str) -> dict[str, Any]:
@@ -90,9 +90,9 @@ def read_facts(folder: Path) -> Facts:
 
     config = read("config.yaml")
     if not {"env", "ppo", "run"} <= set(config):
-        return Facts()  # somebody else's
+        return RunFacts()  # somebody else's
     names = ("headroom", "evaluation", "schema", "stopped")
-    return Facts(config, *(read(f"{name}.json") for name in names))
+    return RunFacts(config, *(read(f"{name}.json") for name in names))
 
 
 def _events(files: Sequence[Path]) -> Table:

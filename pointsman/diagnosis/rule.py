@@ -13,7 +13,7 @@ SEVERITIES: tuple[Severity, ...] = ("bad", "warning", "note")
 
 
 class Evidence(NamedTuple):
-    """That a rule applies."""
+    """What shows that a rule applies."""
 
     severity: Severity
     text: str  # the figures in words
@@ -23,7 +23,7 @@ class Evidence(NamedTuple):
 
 
 class Margin(NamedTuple):
-    """That it does not, and how far it is from it."""
+    """What shows that a rule does not apply, and how far it is from applying."""
 
     what: str
     value: float
@@ -32,7 +32,7 @@ class Margin(NamedTuple):
 
 
 class Unclear(NamedTuple):
-    """That the log has the columns, but they do not tell."""
+    """What says that the log has the columns, but they do not tell."""
 
     why: str
 

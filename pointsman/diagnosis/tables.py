@@ -29,7 +29,7 @@ class Table(NamedTuple):
     words: Mapping[str, Mapping[int, str]] = MappingProxyType({})  # columns -> row -> what is no number
 
 
-class Line(NamedTuple):
+class CsvLine(NamedTuple):
     """A line with numbers, and the header that holds for it: the last of its length, else the last of all."""
 
     header: tuple[str, ...]
@@ -64,9 +64,9 @@ def read_table(path: Path) -> Table:
     return _collect(named)._replace(notes=(*notes, *more_notes))
 
 
-def _under_headers(lines: Sequence[list[str]]) -> tuple[list[Line], list[tuple[str, ...]]]:
+def _under_headers(lines: Sequence[list[str]]) -> tuple[list[CsvLine], list[tuple[str, ...]]]:
     """Lines with numbers, and all headers in their order."""
-    data: list[Line] = []
+    data: list[CsvLine] = []
     headers: list[tuple[str, ...]] = []
     by_length: dict[int, tuple[str, ...]] = {}
     for position, row in enumerate(lines):
@@ -79,11 +79,11 @@ def _under_headers(lines: Sequence[list[str]]) -> tuple[list[Line], list[tuple[s
         header = headers[-1] if len(row) == len(headers[-1]) else by_length.get(len(row), headers[-1])
         while len(row) > len(header) and not row[-1]:
             row = row[:-1]  # commas at the end
-        data.append(Line(header, row, position == len(lines) - 1))
+        data.append(CsvLine(header, row, position == len(lines) - 1))
     return data, headers
 
 
-def _named(data: Sequence[Line]) -> tuple[list[tuple[list[str], list[str]]], list[str]]:
+def _named(data: Sequence[CsvLine]) -> tuple[list[tuple[list[str], list[str]]], list[str]]:
     """Names and cells of each line that can be matched, and notes about the others."""
     notes = []
     names_of = {}
@@ -118,14 +118,14 @@ def _named(data: Sequence[Line]) -> tuple[list[tuple[list[str], list[str]]], lis
     return named, notes
 
 
-def _by_shape(data: Sequence[Line]) -> dict[tuple[tuple[str, ...], int], list[Line]]:
-    shapes: dict[tuple[tuple[str, ...], int], list[Line]] = {}
+def _by_shape(data: Sequence[CsvLine]) -> dict[tuple[tuple[str, ...], int], list[CsvLine]]:
+    shapes: dict[tuple[tuple[str, ...], int], list[CsvLine]] = {}
     for line in data:
         shapes.setdefault((line.header, len(line.cells)), []).append(line)
     return shapes
 
 
-def _is_other_kind(fitting: Sequence[Line], short: Sequence[Line], data: Sequence[Line]) -> bool:
+def _is_other_kind(fitting: Sequence[CsvLine], short: Sequence[CsvLine], data: Sequence[CsvLine]) -> bool:
     """Short rows are of another kind if their cells do not go on where the header's own rows stopped: the
     first column, which only grows there, jumps back; or a column of whole numbers is none any more."""
     if len(short) < MIN_OF_A_KIND or not fitting:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from pointsman.emulator.http import Listener, Reply, Request
+from pointsman.emulator.http import Listener, Reply
 from pointsman.emulator.openai import error_body
 from pointsman.emulator.replica import EmulatedReplica, Fault
 from pointsman.errors import InputError
+from pointsman.router.http.messages import HttpRequest
 from pointsman.simulator.hardware import load_catalogue
 from pointsman.simulator.plan import plan_replicas
 from pointsman.simulator.spec import ClusterSpec, ReplicaGroup
@@ -86,12 +87,12 @@ class Emulator:
             replica.close()
         self._admin.close()
 
-    def _handle(self, request: Request, reply: Reply) -> None:
+    def _handle(self, request: HttpRequest, reply: Reply) -> None:
         """GET /replicas, POST /replicas/N/fault."""
-        parts = request.path.strip("/").split("/")
-        if request.method == "GET" and parts == ["replicas"]:
+        method, parts = request.head.method, request.head.path.decode("latin-1").strip("/").split("/")
+        if method == b"GET" and parts == ["replicas"]:
             reply.json(200, [replica.state() for replica in self.replicas])
-        elif request.method == "POST" and parts[0] == "replicas" and parts[2:] == ["fault"]:
+        elif method == b"POST" and parts[0] == "replicas" and parts[2:] == ["fault"]:
             self._set_fault(parts[1], request.body, reply)
         else:
             reply.json(404, error_body(404, "there are GET /replicas and POST /replicas/N/fault"))

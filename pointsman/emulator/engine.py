@@ -17,7 +17,7 @@ from pointsman.workload import Workload
 CAPACITY = 16_384  # requests at once, queued and running
 
 
-class Progress(NamedTuple):
+class TokenProgress(NamedTuple):
     """What the last steps brought a request."""
 
     request: Any  # as it was given to `admit`
@@ -26,7 +26,7 @@ class Progress(NamedTuple):
 
 
 class Gauges(NamedTuple):
-    """As the server itself would report them: they move when a step ends."""
+    """What the server itself would report: gauges move when a step ends."""
 
     running: int
     waiting: int
@@ -70,7 +70,7 @@ class Engine:
         self._counts[position] = 0
         self.next_event_at = float(kernels.advance_to(self._sims_at, now))
 
-    def advance(self, now: float) -> list[Progress]:
+    def advance(self, now: float) -> list[TokenProgress]:
         """Run until now, and say who has got tokens."""
         self.next_event_at = float(kernels.advance_to(self._sims_at, now))
         num_changed = kernels.collect(self._sims_at, *self._addresses, len(self._requests))
@@ -82,7 +82,7 @@ class Engine:
             if is_finished:
                 finished.append(position)
             if request is not None:
-                progress.append(Progress(request, count, is_finished))
+                progress.append(TokenProgress(request, count, is_finished))
         for position in reversed(finished):
             self._let_go(position)
         return progress

@@ -91,7 +91,7 @@ def collect(sims, rows, counts, changed, num_rows):
 
 @kernel
 def tokens_in_flight(sim, i):
-    """Of request i's prompt, in the batch that runs; 1 if it is in none."""
+    """How many tokens of request i's prompt are in the batch that runs; 1 if it is in none."""
     replica = replica_at(sim.replicas, 0)
     for slot in range(replica.num_stages):
         batch = batch_at(replica.batches, slot)

@@ -40,7 +40,7 @@ _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120,
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Metrics:
+class VllmMetrics:
     def __init__(
         self, model: str, read_gauges: Callable[[], Gauges], block_size: int, num_blocks: int
     ) -> None:

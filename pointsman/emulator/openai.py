@@ -62,13 +62,13 @@ class Ask:
     includes_usage: bool
 
 
-def read_ask(path: str, body: bytes, model: str, max_model_tokens: int) -> Ask:
+def read_ask(path: bytes, body: bytes, model: str, max_model_tokens: int) -> Ask:
     """Raises ApiError for what vLLM would refuse."""
     fields = _fields(body)
     asked_model = fields.get("model", model)
     if asked_model != model:
         raise ApiError(HTTPStatus.NOT_FOUND, f"The model `{asked_model}` does not exist.", "model")
-    is_chat = path.endswith("/chat/completions")
+    is_chat = path.endswith(b"/chat/completions")
     num_prompt = _chat_tokens(fields) if is_chat else _prompt_tokens(fields)
     if num_prompt >= max_model_tokens:
         message = f"This model's maximum context length is {max_model_tokens} tokens. "
@@ -175,7 +175,7 @@ def filler(first: int, last: int) -> str:
     return "".join(" " + WORDS[n % len(WORDS)] for n in range(first, last))
 
 
-class Answer:
+class Completion:
     """The text of one answer, whole or in pieces."""
 
     def __init__(self, ask: Ask, answer_id: str, model: str, created: int) -> None:

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from pointsman import __version__
 from pointsman.emulator.engine import Engine
-from pointsman.emulator.http import Listener, Reply, Request
-from pointsman.emulator.metrics import CONTENT_TYPE, Metrics
-from pointsman.emulator.openai import Answer, ApiError, Ask, error_body, read_ask
+from pointsman.emulator.http import Listener, Reply
+from pointsman.emulator.metrics import CONTENT_TYPE, VllmMetrics
+from pointsman.emulator.openai import ApiError, Ask, Completion, error_body, read_ask
+from pointsman.router.http.messages import HttpRequest
 from pointsman.simulator.plan import ReplicaPlan
 
 Fault = Literal["none", "slow", "hang", "reset", "error", "die"]
@@ -35,12 +36,12 @@ _NUM_LATE = 10_000
 
 
 @dataclass(eq=False)
-class Job:
+class Generation:
     """A completion under way."""
 
     ask: Ask
     reply: Reply
-    answer: Answer
+    answer: Completion
     num_output: int
     reason: str
     headers: Mapping[str, str]
@@ -73,24 +74,24 @@ class EmulatedReplica:
         self._num_drawn = 0
         self._time_scale = time_scale
         self._listener = Listener(host, port, self.handle)
-        self._held: list[tuple[Request, Reply]] = []  # that came while the server hung
+        self._held: list[tuple[HttpRequest, Reply]] = []  # that came while the server hung
         self._recovery: asyncio.TimerHandle | None = None
-        self._routes: dict[tuple[str, str], Callable[[Request, Reply], None]] = {
-            ("POST", "/v1/chat/completions"): self._complete,
-            ("POST", "/v1/completions"): self._complete,
-            ("GET", "/v1/models"): lambda _, reply: reply.json(200, self._models()),
-            ("GET", "/metrics"): lambda _, reply: reply.whole(200, CONTENT_TYPE, self._metrics.text()),
-            ("GET", "/health"): lambda _, reply: reply.whole(200, "text/plain", b""),
-            ("GET", "/ping"): lambda _, reply: reply.whole(200, "text/plain", b""),
-            ("GET", "/version"): lambda _, reply: reply.json(200, {"version": f"pointsman-{__version__}"}),
-            ("GET", "/load"): lambda _, reply: reply.json(200, {"server_load": self._engine.num_requests}),
+        self._routes: dict[tuple[bytes, bytes], Callable[[HttpRequest, Reply], None]] = {
+            (b"POST", b"/v1/chat/completions"): self._complete,
+            (b"POST", b"/v1/completions"): self._complete,
+            (b"GET", b"/v1/models"): lambda _, reply: reply.json(200, self._models()),
+            (b"GET", b"/metrics"): lambda _, reply: reply.whole(200, CONTENT_TYPE, self._metrics.text()),
+            (b"GET", b"/health"): lambda _, reply: reply.whole(200, "text/plain", b""),
+            (b"GET", b"/ping"): lambda _, reply: reply.whole(200, "text/plain", b""),
+            (b"GET", b"/version"): lambda _, reply: reply.json(200, {"version": f"pointsman-{__version__}"}),
+            (b"GET", b"/load"): lambda _, reply: reply.json(200, {"server_load": self._engine.num_requests}),
         }
         self._begin()
 
     def _begin(self) -> None:
         """A server that has just been started."""
         self._engine = Engine(self.plan)
-        self._jobs: set[Job] = set()
+        self._jobs: set[Generation] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0  # wall clock
         self._late_s: deque[float] = deque(maxlen=_NUM_LATE)  # the latest deliveries
@@ -98,7 +99,7 @@ class EmulatedReplica:
         self._frozen_at: float | None = None
         self._num_preemptions = 0
         scheduler = self.plan.scheduler
-        self._metrics = Metrics(
+        self._metrics = VllmMetrics(
             self.model, lambda: self._engine.gauges, scheduler.block_size, self.plan.num_blocks
         )
 
@@ -118,17 +119,17 @@ class EmulatedReplica:
 
     # Requests.
 
-    def handle(self, request: Request, reply: Reply) -> None:
+    def handle(self, request: HttpRequest, reply: Reply) -> None:
         if self.fault == "hang":
             self._held.append((request, reply))
             return
         if self.fault == "reset":
             reply.reset()
             return
-        route = self._routes.get((request.method, request.path))
+        route = self._routes.get((request.head.method, request.head.path))
         if route is not None:
             route(request, reply)
-        elif any(path == request.path for _, path in self._routes):
+        elif any(path == request.head.path for _, path in self._routes):
             reply.json(405, error_body(405, "Method Not Allowed"))
         else:
             reply.json(404, error_body(404, "Not Found"))
@@ -143,12 +144,12 @@ class EmulatedReplica:
         }
         return {"object": "list", "data": [model]}
 
-    def _complete(self, request: Request, reply: Reply) -> None:
+    def _complete(self, request: HttpRequest, reply: Reply) -> None:
         if self.fault == "error":
             reply.json(ERROR_STATUS, error_body(ERROR_STATUS, "an emulated fault"))
             return
         try:
-            ask = read_ask(request.path, request.body, self.model, self._max_model_tokens)
+            ask = read_ask(request.head.path, request.body, self.model, self._max_model_tokens)
         except ApiError as error:
             reply.json(error.status, error_body(error.status, error.message, error.param))
             return
@@ -158,8 +159,8 @@ class EmulatedReplica:
         num_output, reason = self._length(ask)
         answer_id = uuid.uuid4().hex
         headers = self._load_header(request)
-        answer = Answer(ask, answer_id, self.model, int(time.time()))
-        job = Job(ask, reply, answer, num_output, reason, headers, time.monotonic())
+        answer = Completion(ask, answer_id, self.model, int(time.time()))
+        job = Generation(ask, reply, answer, num_output, reason, headers, time.monotonic())
         self._deliver()
         self._engine.admit(job, ask.num_prompt, num_output, self._now())
         self._jobs.add(job)
@@ -176,9 +177,9 @@ class EmulatedReplica:
         self._num_drawn += 1
         return (drawn, "stop") if drawn < ask.max_tokens else (ask.max_tokens, "length")
 
-    def _load_header(self, request: Request) -> dict[str, str]:
+    def _load_header(self, request: HttpRequest) -> dict[str, str]:
         """vLLM's ORCA report, for those who ask for it: as of when the request came."""
-        kind = request.headers.get(_LOAD_FORMAT, b"").upper()
+        kind = request.head.special.get(_LOAD_FORMAT, b"").upper()
         gauges = self._engine.gauges
         named = {"kv_cache_usage_perc": gauges.kv_use, "num_requests_waiting": float(gauges.waiting)}
         if kind == b"TEXT":
@@ -234,7 +235,7 @@ class EmulatedReplica:
         self._metrics.preemptions.inc(preemptions - self._num_preemptions)
         self._num_preemptions = preemptions
 
-    def _finish(self, job: Job, wall: float) -> None:
+    def _finish(self, job: Generation, wall: float) -> None:
         self._jobs.discard(job)
         self._metrics.ended(job.reason)
         self._metrics.e2e_s.observe(wall - job.arrived_at)
@@ -245,7 +246,7 @@ class EmulatedReplica:
         else:
             job.reply.json(200, job.answer.whole(job.num_output, job.reason), job.headers)
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, job: Generation) -> None:
         """The client has gone: the engine is free of the request at the end of the step."""
         if job in self._jobs:
             self._jobs.discard(job)

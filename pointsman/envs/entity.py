@@ -56,7 +56,9 @@ class Step(NamedTuple):
     is_flat: Bools  # [N] rewards that were clipped or squashed beyond telling better from worse
     episodes: Sequence[Episode]
     is_illegal: Bools | None = None  # [N] actions not allowed, where the environment plays on; or it raises
-    limits: Mapping[str, Floats] = MappingProxyType({})  # [N] by limit, what was earned at a price of 1
+    tails: Mapping[str, Floats] = MappingProxyType(
+        {}
+    )  # [N] what each tail with a limit earned, at a price of 1
     lifetime_s: Floats | None = None  # [N] how long what a decision causes lasts in this episode, on average
 
 

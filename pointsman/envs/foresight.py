@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.envs.rewards import Totals
+from pointsman.envs.rewards import RewardTotals
 from pointsman.experiments.objective import Limit, Objective
 from pointsman.experiments.simulate import Prepared
 from pointsman.routing.policy import PolicySpec, PolicyTables
@@ -57,14 +57,14 @@ class Oracle:
         return 2 + len(self.names)
 
     def foresee(
-        self, clusters: Clusters, episode: Prepared, num_warmup: int, cost: Callable[[Totals], Any]
+        self, clusters: Clusters, episode: Prepared, num_warmup: int, cost: Callable[[RewardTotals], Any]
     ) -> Foresight:
         """Run them to the last arrival; `num_warmup` requests came before the episode."""
         sims = clusters.sims[2:]
-        before = Totals.of(sims)
+        before = RewardTotals.of(sims)
         sims["stop_at"] = episode.workload.arrived_at[-1]
         run(sims, self._policies.rows, self._actions, 0, len(self.names))
-        gained = Totals.of(sims).since(before)
+        gained = RewardTotals.of(sims).since(before)
         seconds = max(float(gained.now[0]), 1e-9)
         num_arrivals = max(len(episode.workload) - num_warmup, 1)
         area = float(gained.in_system_area[0])

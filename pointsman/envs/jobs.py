@@ -25,18 +25,18 @@ from pydantic import Field, field_validator
 from pointsman.envs.entity import Bools, Episode, Observation, Step
 from pointsman.envs.episodes import FIRST_TRAINING_SEED, SEED_RANGE
 from pointsman.errors import InputError
-from pointsman.jobs.clusters import Clusters, PolicyTables
+from pointsman.jobs.clusters import JobClusters, JobPolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
 from pointsman.jobs.observation import LOOKAHEADS, job_space
 from pointsman.jobs.rollout import advise, decide_all, look, play_all
 from pointsman.jobs.state import CUT_OFF, GOING_ON, SHAPING, TERMS
-from pointsman.jobs.workload import WorkloadSpec, draw_jobs
+from pointsman.jobs.workload import JobsWorkloadSpec, draw_jobs
 from pointsman.spec import Spec, parse_spec
 
 BASELINE = "sjf"  # what most schedulers would be glad to know how to do
 
 
-class EvaluationSpec(Spec):
+class JobsEvaluationSpec(Spec):
     """What the policy is judged by while it trains; see evaluation/jobs.py."""
 
     blocks: int = Field(default=3, ge=1, description="of selection seeds")
@@ -46,7 +46,7 @@ class EvaluationSpec(Spec):
 class JobsSpec(Spec):
     num_gpus: int = Field(default=8, ge=1, le=4096, description="G, GPUs of the cluster")
     window: int = Field(default=50, ge=1, le=4096, description="jobs to choose from: the first of the queue")
-    workload: WorkloadSpec = WorkloadSpec()
+    workload: JobsWorkloadSpec = JobsWorkloadSpec()
     lookahead: Literal["off", "per_gpu", "sorted", "cdf"] = Field(
         default="sorted", description="how the observation tells when GPUs are free"
     )
@@ -82,7 +82,7 @@ class JobsSpec(Spec):
     teachers: tuple[str, ...] = Field(
         default=("wide-and-short",), description="heuristics that a warm start imitates"
     )
-    evaluation: EvaluationSpec = EvaluationSpec()
+    evaluation: JobsEvaluationSpec = JobsEvaluationSpec()
 
     @field_validator("teachers")
     @classmethod
@@ -93,8 +93,8 @@ class JobsSpec(Spec):
         return names
 
 
-def make_clusters(spec: JobsSpec, num_clusters: int) -> Clusters:
-    return Clusters(
+def make_clusters(spec: JobsSpec, num_clusters: int) -> JobClusters:
+    return JobClusters(
         num_clusters,
         spec.num_gpus,
         spec.window,
@@ -112,16 +112,17 @@ class JobsEnv:
     def __init__(self, spec: JobsSpec, num_envs: int) -> None:
         self.spec = spec
         self.num_envs = num_envs
-        self.groups = ("jobs",)
+        self.groups: tuple[str, ...] = ("jobs",)
         self.group: NDArray[np.int64] = np.zeros(num_envs, np.int64)
         self.space = job_space(spec.num_gpus, spec.window, spec.features == "full")
-        self.metadata = {"entity": "job", "env": {"kind": "jobs", **spec.model_dump(mode="json")}}
+        section = {"kind": "jobs", **spec.model_dump(mode="json")}
+        self.metadata: dict[str, Any] = {"entity": "job", "env": section}
         self.teachers = spec.teachers if BASELINE in spec.teachers else (*spec.teachers, BASELINE)
         self.baseline = BASELINE
         self.set_difficulty({})
         self._lookahead = LOOKAHEADS[spec.lookahead]
         self._terms = (*TERMS, SHAPING) if spec.shaping else TERMS
-        self._teachers = [PolicyTables(name, num_envs, spec.window) for name in self.teachers]
+        self._teachers = [JobPolicyTables(name, num_envs, spec.window) for name in self.teachers]
         self._clusters = make_clusters(spec, num_envs)
         self._observation = self._empty_observation()
         self._final = self._empty_observation()
@@ -140,7 +141,7 @@ class JobsEnv:
     def set_difficulty(self, difficulty: dict[str, Any]) -> None:
         """Fields of `workload`: fewer jobs, another kind of durations or arrivals."""
         merged = self.spec.workload.model_dump() | difficulty
-        workload = parse_spec(WorkloadSpec, merged, "difficulty")
+        workload = parse_spec(JobsWorkloadSpec, merged, "difficulty")
         most, room = workload.num_jobs, self.spec.workload.num_jobs
         if most > room:
             raise InputError("difficulty.num_jobs", most, "above env.workload.num_jobs", f"at most {room}")
@@ -160,7 +161,7 @@ class JobsEnv:
         return self._observation
 
     def _warm_up(self) -> None:
-        tables = PolicyTables(BASELINE, self.num_envs, self.spec.window)
+        tables = JobPolicyTables(BASELINE, self.num_envs, self.spec.window)
         kernels = [one.kernel for one in HEURISTICS.values()]
         tables.rows.kind = [rng.choice(kernels) for rng in self._rngs]
         num_steps = np.array([rng.integers(self.spec.warmup_steps + 1) for rng in self._rngs])

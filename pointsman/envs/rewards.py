@@ -33,7 +33,7 @@ FLAT_SLOPE = 0.05  # of tanh; below it, better and worse look the same
 SMOOTHING_S = 5.0  # of the latency and the throughput that the original rewards look at
 
 
-class Totals(NamedTuple):
+class RewardTotals(NamedTuple):
     """What has added up since the start, by cluster [N]."""
 
     now: Array
@@ -48,19 +48,19 @@ class Totals(NamedTuple):
     num_fast_first_tokens: Array
 
     @classmethod
-    def of(cls, sims: Any) -> Totals:
+    def of(cls, sims: Any) -> RewardTotals:
         """A copy of what the clusters [N] SIM have now."""
         return cls(*(sims[name].astype(np.float64) for name in cls._fields))
 
-    def since(self, before: Totals) -> Totals:
-        return Totals(*(new - old for new, old in zip(self, before, strict=True)))
+    def since(self, before: RewardTotals) -> RewardTotals:
+        return RewardTotals(*(new - old for new, old in zip(self, before, strict=True)))
 
 
 class Snapshot(NamedTuple):
     """One step of every environment: what it and its shadow gained, and the load it left."""
 
-    own: Totals  # gained in this step
-    shadow: Totals
+    own: RewardTotals  # gained in this step
+    shadow: RewardTotals
     outstanding_std: Array  # over the replicas, at the decision
     outstanding_mean: Array
     outstanding_range: Array  # max minus min
@@ -69,7 +69,7 @@ class Snapshot(NamedTuple):
     throughput_rps: Array  # smoothed
 
 
-def _costs(totals: Totals) -> dict[str, Array]:
+def _costs(totals: RewardTotals) -> dict[str, Array]:
     return {
         "outstanding": totals.in_system_area,
         "waiting": totals.unstarted_area,
@@ -164,7 +164,10 @@ class RewardSpec(Spec):
         "less noise from crowded moments, but where bursts and overload matter they are then neglected",
     )
     clip: tuple[float, float] | None = Field(default=None, description="lowest and highest reward of a step")
-    squash: Literal["none", "tanh"] = Field(default="none", description="what the seeds did wrong")
+    squash: Literal["none", "tanh"] = Field(
+        default="none",
+        description="tanh hides how much better a good step is; kept to show that it does harm",
+    )
     latency_target_s: float = Field(default=6.0, gt=0, description="of logistic_latency")
     throughput_target_rps: float = Field(default=1.85, gt=0, description="of smoothed_throughput")
 

@@ -13,7 +13,7 @@ cluster holds so much more than its shadow that the run has gone bad.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,20 @@ from pointsman.config import SloSpec
 from pointsman.envs.entity import Bools, Episode, Observation, Step
 from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
 from pointsman.envs.foresight import Oracle
-from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, Snapshot, Totals
+from pointsman.envs.limits import MIN_RECENT, LimitSpec, passed, ttft_p99_passed
+from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, RewardTotals, Snapshot
 from pointsman.errors import InputError
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective, parse_limit
 from pointsman.experiments.own import parts_text
 from pointsman.experiments.scenarios import find_scenario, is_file, short_names
 from pointsman.inference.space import EntitySpace
-from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
+from pointsman.routing.features import (
+    CONTEXT_FEATURES,
+    ENTITY_FEATURES,
+    OLDEST_WAIT,
+    OUTSTANDING_CV,
+    WAITED,
+)
 from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
 from pointsman.routing.records import MEMORY
 from pointsman.simulator.cluster import Clusters
@@ -64,11 +71,14 @@ class HoldRule(Spec):
     )
 
 
-class EvaluationSpec(Spec):
+class RoutingEvaluationSpec(Spec):
     """What the policy is judged by while it trains; see evaluation/routing.py."""
 
     scenarios: tuple[str, ...] = Field(default=(), description="empty: those it trains on")
     seeds: int = Field(default=4, ge=1, le=500, description="selection seeds, each a block")
+    select: Literal["mean", "worst-block"] = Field(
+        default="mean", description="what a checkpoint is chosen by: its mean, or its worst block's return"
+    )
 
 
 class RoutingSpec(Spec):
@@ -95,17 +105,10 @@ class RoutingSpec(Spec):
         default=("least-outstanding", "least-delay", "hold-until-room", "random", "round-robin"),
         description="one of these routes them",
     )
-    max_overhang: float = Field(
-        default=200.0,
-        gt=0,
-        description="requests per replica above the shadow's at which an episode is ended as gone bad",
-    )
-    bad_end_s: float = Field(
-        default=20.0, ge=0, description="that costs as much as this long at the same excess"
-    )
+    limits: LimitSpec = Field(default=LimitSpec(), description="beyond which an episode is ended as gone bad")
     hold: HoldRule = HoldRule()
     slo: SloSpec | None = Field(
-        default=None, description="what counts as good; null: what each scenario or file says"
+        default=None, description="what counts as good; null: what the files say, or the default"
     )
     keep: dict[str, str | float] = Field(
         default={},
@@ -113,7 +116,7 @@ class RoutingSpec(Spec):
         "may not exceed, a factor on late-binding's, or seconds (0.5s)",
     )
     difficulty: Difficulty = Difficulty()
-    evaluation: EvaluationSpec = EvaluationSpec()
+    evaluation: RoutingEvaluationSpec = RoutingEvaluationSpec()
     features_off: tuple[str, ...] = Field(default=(), description="groups of features read as 0: ablation")
 
     @model_validator(mode="before")
@@ -144,6 +147,22 @@ class RoutingSpec(Spec):
         return groups
 
 
+def slo_of(spec: RoutingSpec) -> SloSpec:
+    """What the policy is trained for: features, rewards and evaluations know one service level.
+
+    That of the files which have one; scenarios of ours have none of their own.
+    """
+    if spec.slo is not None:
+        return spec.slo
+    configs = {name: find_scenario(name).config(0) for name in spec.scenarios if is_file(name)}
+    found = {name: config.slo for name, config in configs.items() if "slo" in config.model_fields_set}
+    different = [name for name, slo in found.items() if slo != next(iter(found.values()))]
+    if different:
+        problem = "has another service level than the other files that are trained on"
+        raise InputError("slo", different[0], problem, "set env.slo for all of them, or train on each alone")
+    return next(iter(found.values()), SloSpec())
+
+
 class RoutingEnv:
     """An `EntityEnv`: see the module's docstring for what is seen, done and earned."""
 
@@ -153,14 +172,16 @@ class RoutingEnv:
         self.num_envs = num_envs
         self.groups = short_names(spec.scenarios)
         self.objective: Objective = find_objective(spec.objective, spec.keep)
-        self.limits = tuple(limit.metric for limit in self.objective.limits)
+        self.tails = tuple(limit.metric for limit in self.objective.limits)
         self.space = EntitySpace(spec.max_replicas, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         has_baseline = any(one.kind == BASELINE for one in spec.teachers)
         teachers = spec.teachers if has_baseline else (*spec.teachers, PolicySpec(kind=BASELINE))
+        self.slo = slo_of(spec)
         self.metadata: dict[str, Any] = {
             "objective": spec.objective,
             "keep": spec.keep,
             "hold": spec.hold.model_dump(),
+            "slo": self.slo.model_dump(),
         }
         files = [name for name in spec.scenarios if is_file(name)]
         if files:
@@ -175,6 +196,7 @@ class RoutingEnv:
         self._own.rows.hold_s = spec.hold.recheck_s
         self._own.rows.kv_limit = spec.hold.kv_limit
         self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
+        self._own.rows.ttft_limit_s, self._own.rows.step_limit_s = self.slo.ttft_s, self.slo.tpot_s
         self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
         self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]
         # A teacher that takes turns or draws lots goes on from one decision to the next.
@@ -208,8 +230,10 @@ class RoutingEnv:
         self.lifetime_s = np.ones(num_envs)  # of a request, on average
         self.mean_in_system = np.ones(num_envs)  # requests
         # What a second beyond the beginning of a tail costs at a price of 1.
-        self._tail_costs = {name: np.zeros(num_envs) for name in self.limits}
+        self._tail_costs = {name: np.zeros(num_envs) for name in self.tails}
         self._returns = np.zeros(num_envs)
+        self._cv = np.zeros(num_envs)  # of the outstanding requests, mean of the episode
+        self._turn = 0
         self._lengths = np.zeros(num_envs, np.int64)
         self._latency_s = np.zeros(num_envs)
         self._throughput_rps = np.zeros(num_envs)
@@ -223,11 +247,6 @@ class RoutingEnv:
             action_mask=np.zeros((count, room + 1), np.bool_),
             privileged=np.zeros((count, len(PRIVILEGED_FEATURES)), np.float32),
         )
-
-    def _set_slo(self, clusters: Clusters, own: SloSpec) -> None:
-        slo = self.spec.slo or own
-        clusters.sims["slo_ttft_s"] = slo.ttft_s
-        clusters.sims["slo_tpot_s"] = slo.tpot_s
 
     def set_difficulty(self, difficulty: dict[str, Any]) -> None:
         merged = self.spec.difficulty.model_dump() | difficulty
@@ -246,7 +265,7 @@ class RoutingEnv:
         for i in range(self.num_envs):
             self._begin(i)
         self._look(0, self.num_envs)
-        self._before = Totals.of(self._sims), Totals.of(self._shadows)
+        self._before = RewardTotals.of(self._sims), RewardTotals.of(self._shadows)
         return self._observation
 
     def _begin(self, i: int) -> None:
@@ -267,7 +286,7 @@ class RoutingEnv:
             [one.workload] * alike,
             [one.config.seed] * alike,
         )
-        self._set_slo(clusters, one.config.slo)
+        clusters.sims["slo_ttft_s"], clusters.sims["slo_tpot_s"] = self.slo.ttft_s, self.slo.tpot_s
         warmup = self._warmup[int(rng.integers(len(self._warmup)))]
         if num_warmup > 0:
             clusters.sims["stop_at"] = one.workload.arrived_at[num_warmup - 1]
@@ -292,6 +311,7 @@ class RoutingEnv:
             for sims in (self._sims, self._shadows):
                 sims[TAIL_FIELDS[name]][i] = tail.begins_s
         self._returns[i] = self._lengths[i] = self._latency_s[i] = self._throughput_rps[i] = 0.0
+        self._cv[i] = 0.0
 
     def _advance(self, first: int, last: int, actions: NDArray[np.int64]) -> None:
         """Clusters run to their next decision, their shadows to the same time."""
@@ -325,25 +345,28 @@ class RoutingEnv:
             legal = np.flatnonzero(self._observation.action_mask[i]).tolist()
             raise InputError(f"action of environment {i}", int(actions[i]), "is not legal", f"legal: {legal}")
         self._advance(0, self.num_envs, actions)
-        own, shadow = Totals.of(self._sims), Totals.of(self._shadows)
+        own, shadow = RewardTotals.of(self._sims), RewardTotals.of(self._shadows)
         snapshot = self._snapshot(own.since(self._before[0]), shadow.since(self._before[1]))
         self._look(0, self.num_envs)
         scale = self._scale(snapshot)
         reward, terms, is_flat = self.spec.reward.evaluate(snapshot, self._weights, scale)
-        limits = self._limit_terms(snapshot, scale)
+        tails = self._tail_terms(snapshot, scale)
         lifetime_s = self.lifetime_s.astype(np.float32)
         self._lengths += 1
-        excess = self._sims["num_in_system"] - self._shadows["num_in_system"]
-        terminated = excess / self._sims["router"]["num_replicas"] > self.spec.max_overhang
+        ended_by = self._limits_passed()
+        terminated = np.any([np.zeros(self.num_envs, np.bool_), *ended_by.values()], axis=0)
         # Ending early must not pay: the excess goes on for a while, at its present rate.
-        reward = reward - np.where(terminated, excess * self.spec.bad_end_s / scale, 0.0)
+        excess = np.maximum(self._sims["num_in_system"] - self._shadows["num_in_system"], 1.0)
+        reward = reward - np.where(terminated, excess * self.spec.limits.bad_end_s / scale, 0.0)
         truncated = ~terminated & (
             (self._lengths >= self.spec.decisions) | (self._sims["status"] != DECISION)
         )
         self._returns += reward
         groups = self.group.copy()
-        episodes = self._end(terminated | truncated)
-        self._before = (Totals.of(self._sims), Totals.of(self._shadows)) if episodes else (own, shadow)
+        episodes = self._end(terminated | truncated, ended_by)
+        self._before = (
+            (RewardTotals.of(self._sims), RewardTotals.of(self._shadows)) if episodes else (own, shadow)
+        )
         return Step(
             observation=self._observation,
             reward=reward.astype(np.float32),
@@ -356,7 +379,7 @@ class RoutingEnv:
             is_flat=is_flat,
             episodes=episodes,
             lifetime_s=lifetime_s,
-            limits={name: term.astype(np.float32) for name, term in limits.items()},
+            tails={name: term.astype(np.float32) for name, term in tails.items()},
         )
 
     def _scale(self, snapshot: Snapshot) -> NDArray[np.float64]:
@@ -368,7 +391,7 @@ class RoutingEnv:
         self._recent_prices += share * (self._price(snapshot.shadow) / elapsed_s - self._recent_prices)
         return np.maximum(self._recent_prices, self._prices)
 
-    def _price(self, totals: Totals) -> NDArray[np.float64]:
+    def _price(self, totals: RewardTotals) -> NDArray[np.float64]:
         """[N] the cost of what these totals count, by the objective."""
         return (
             self.objective.outstanding * totals.in_system_area
@@ -377,7 +400,7 @@ class RoutingEnv:
             + self.objective.slo * totals.slo_excess_s
         )
 
-    def _limit_terms(self, snapshot: Snapshot, scale: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    def _tail_terms(self, snapshot: Snapshot, scale: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """[N] by limit, what was earned at a price of 1: less beyond the tail's beginning than the shadow."""
         terms = {}
         for name, tail_cost in self._tail_costs.items():
@@ -385,7 +408,7 @@ class RoutingEnv:
             terms[name] = (shadow - own) * tail_cost / scale
         return terms
 
-    def _snapshot(self, own: Totals, shadow: Totals) -> Snapshot:
+    def _snapshot(self, own: RewardTotals, shadow: RewardTotals) -> Snapshot:
         sims = self._sims
         num_replicas = sims["router"]["num_replicas"]
         mean = sims["sum_outstanding"] / num_replicas
@@ -408,7 +431,28 @@ class RoutingEnv:
             throughput_rps=self._throughput_rps,
         )
 
-    def _end(self, is_over: Bools) -> Sequence[Episode]:
+    def _limits_passed(self) -> dict[str, Bools]:
+        """[N] by limit of `spec.limits`."""
+        limits, sims, seen = self.spec.limits, self._sims, self._observation
+        oldest = np.maximum(seen.entities[:, :, OLDEST_WAIT].max(axis=1), seen.context[:, WAITED])
+        self._cv += (seen.context[:, OUTSTANDING_CV] - self._cv) / np.maximum(self._lengths, 1)
+        found = passed(
+            limits,
+            sims["num_in_system"],
+            self._shadows["num_in_system"],
+            sims["router"]["num_replicas"],
+            self.slo.ttft_s * (np.exp2(oldest) - 1.0),
+            np.where(self._lengths >= MIN_RECENT, self._cv, 0.0),
+        )
+        if limits.needs_requests:  # every environment in its turn: percentiles take time
+            self._turn = (self._turn + 1) % self.num_envs
+            clusters = self._clusters[self._turn]
+            assert clusters is not None
+            for name in ttft_p99_passed(limits, *clusters.requests[:2]):
+                found[name] = self._rows == self._turn
+        return found
+
+    def _end(self, is_over: Bools, ended_by: dict[str, Bools]) -> Sequence[Episode]:
         episodes = []
         for i in np.flatnonzero(is_over).tolist():
             for final, seen in zip(self._final, self._observation, strict=True):
@@ -417,6 +461,7 @@ class RoutingEnv:
                 "in_system": float(self._sims["num_in_system"][i]),
                 "shadow_in_system": float(self._shadows["num_in_system"][i]),
             }
+            metrics |= {f"ended/{name}": 1.0 for name, is_beyond in ended_by.items() if is_beyond[i]}
             length = int(self._lengths[i])
             episodes.append(Episode(i, int(self.group[i]), float(self._returns[i]), length, metrics))
             self._begin(i)

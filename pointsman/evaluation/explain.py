@@ -8,7 +8,7 @@ credit, so groups tell more than single ones.
 Partial dependence: one feature of one replica moves, everything else stays, and the probability of sending
 the request there follows. For a feature of the request or the whole cluster: that of deciding as it did.
 
-No PyTorch: the compiled network of policies/network.py, as in serving. A recurrent one keeps the memory that
+No PyTorch: the compiled network of inference/network.py, as in serving. A recurrent one keeps the memory that
 it had at each decision.
 """
 
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pointsman.config import SloSpec
 from pointsman.envs.entity import EntityEnv
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
@@ -42,7 +43,7 @@ Advance = Callable[[float], None]
 
 
 @dataclass(frozen=True)
-class Decisions:
+class RecordedDecisions:
     """D recorded decisions. R is the room for replicas; A = R + 1 actions."""
 
     entities: Floats  # [D, R, F]
@@ -54,9 +55,9 @@ class Decisions:
     def __len__(self) -> int:
         return len(self.context)
 
-    def rows(self, index: Any) -> Decisions:
+    def rows(self, index: Any) -> RecordedDecisions:
         arrays = (self.entities, self.context, self.num_entities, self.legal, self.state)
-        return Decisions(*(array[index] for array in arrays))
+        return RecordedDecisions(*(array[index] for array in arrays))
 
 
 class Network:
@@ -66,7 +67,7 @@ class Network:
         self._tables = NetworkTables(checkpoint)
         self.width = int(self._tables.rows[0].width)
 
-    def logits(self, decisions: Decisions) -> tuple[Floats, Floats]:
+    def logits(self, decisions: RecordedDecisions) -> tuple[Floats, Floats]:
         """[D, A], those of missing replicas 0; and the states after each decision [D, W]."""
         rows = self._tables.rows
         room = decisions.entities.shape[1]
@@ -79,7 +80,7 @@ class Network:
             )
         return logits, state
 
-    def probabilities(self, decisions: Decisions) -> Array:
+    def probabilities(self, decisions: RecordedDecisions) -> Array:
         """[D, A] of the legal actions; 0 of the others."""
         logits = np.where(decisions.legal, self.logits(decisions)[0].astype(np.float64), -np.inf)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -93,7 +94,7 @@ def record(
     num_decisions: int = NUM_DECISIONS,
     seed: int = 0,
     where: str = "policy",
-) -> Decisions:
+) -> RecordedDecisions:
     """Decisions of the policy itself, arg-max, spread evenly over the scenarios."""
     num_envs = max(NUM_ENVS, len(scenarios))
     num_steps = -(-num_decisions // num_envs)
@@ -106,6 +107,7 @@ def record(
             "decisions": num_steps + 1,
             "reward": {"scale": "none"},
             "hold": checkpoint.metadata.get("hold", {}),
+            "slo": checkpoint.metadata.get("slo", SloSpec()),
         },
         "env",
     )
@@ -114,7 +116,7 @@ def record(
 
 def record_in(
     env: EntityEnv, checkpoint: Checkpoint, num_decisions: int, seed: int = 0, where: str = "policy"
-) -> Decisions:
+) -> RecordedDecisions:
     """The same in environments of any problem."""
     checkpoint.require_space(env.space, where)
     network = Network(checkpoint)
@@ -124,7 +126,7 @@ def record_in(
     kept = []
     for _ in range(num_steps):
         num_entities = seen.entity_mask.sum(axis=1)
-        now = Decisions(
+        now = RecordedDecisions(
             seen.entities.copy(), seen.context.copy(), num_entities, seen.action_mask.copy(), state
         )
         kept.append(now)
@@ -133,7 +135,7 @@ def record_in(
         state[step.terminated | step.truncated] = 0.0
         seen = step.observation
     room = max(int(one.num_entities.max()) for one in kept)
-    return Decisions(
+    return RecordedDecisions(
         np.concatenate([one.entities[:, :room] for one in kept]),
         np.concatenate([one.context for one in kept]),
         np.concatenate([one.num_entities for one in kept]),
@@ -191,12 +193,12 @@ class Importance(NamedTuple):
 
 def importances(
     network: Network,
-    decisions: Decisions,
+    decisions: RecordedDecisions,
     parts: Mapping[str, Columns],
     seed: int = 0,
     advance: Advance | None = None,
 ) -> list[Importance]:
-    """Of each part, largest first."""
+    """How important each part is, the most important first."""
     before = network.probabilities(decisions)
     chosen = before.argmax(axis=1)
     rows = np.arange(len(decisions))
@@ -228,7 +230,7 @@ def permutation(num_entities: NDArray[np.int64], rng: np.random.Generator) -> ND
     return order
 
 
-def permuted(decisions: Decisions, columns: Columns, order: NDArray[np.int64]) -> Decisions:
+def permuted(decisions: RecordedDecisions, columns: Columns, order: NDArray[np.int64]) -> RecordedDecisions:
     entities, context = decisions.entities.copy(), decisions.context.copy()
     for column in columns.entities:
         entities[:, :, column] = decisions.entities[order, :, column]
@@ -248,7 +250,7 @@ class Dependence(NamedTuple):
 
 def dependence(
     network: Network,
-    decisions: Decisions,
+    decisions: RecordedDecisions,
     space: EntitySpace,
     name: str,
     seed: int = 0,

@@ -1,7 +1,7 @@
 """How good a policy for GPU jobs is: the returns of whole episodes, decided by arg-max, on fixed seeds.
 
 An episode follows from its seed, so that all policies get the same jobs. Selection and report seeds are those
-of evaluation/scenarios.py. Policies run inside the compiled simulator, a learned one too; no PyTorch.
+of experiments/scenarios.py. Policies run inside the compiled simulator, a learned one too; no PyTorch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pointsman.evaluation.returns import RETURN, Metrics, block_means
 from pointsman.experiments.scenarios import SELECTION_SEEDS
 from pointsman.experiments.threads import run_in_threads
 from pointsman.inference.checkpoint import Checkpoint
-from pointsman.jobs.clusters import PolicyTables
+from pointsman.jobs.clusters import JobPolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
 from pointsman.jobs.observation import job_space, lookahead_size
 from pointsman.jobs.rollout import play_all
@@ -48,7 +48,7 @@ class JobsJudge:
         clusters = make_clusters(spec, len(seeds))
         for i, seed in enumerate(seeds):
             clusters.load(i, self._episode(seed), seed)
-        tables = PolicyTables(policy, len(seeds), spec.window, spec.lookahead)
+        tables = JobPolicyTables(policy, len(seeds), spec.window, spec.lookahead)
         to_the_end = np.full(len(seeds), spec.max_steps)
         bounds = np.linspace(0, len(seeds), NUM_THREADS + 1).astype(np.int64)
 
@@ -83,7 +83,7 @@ class JobsJudge:
         return self._jobs[seed]
 
 
-class Selection:
+class JobsSelection:
     """An `Evaluate` for the trainer: a checkpoint in, metrics named eval_* out."""
 
     def __init__(self, spec: JobsSpec) -> None:
@@ -113,8 +113,8 @@ class Selection:
         return metrics
 
 
-def make_evaluate(spec: JobsSpec) -> Selection:
-    return Selection(spec)
+def make_evaluate(spec: JobsSpec) -> JobsSelection:
+    return JobsSelection(spec)
 
 
 def make_judge(spec: JobsSpec) -> JobsJudge:

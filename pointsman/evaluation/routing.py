@@ -3,7 +3,11 @@
 A block is one seed of every scenario. Its return is the cost saved against least-outstanding, as a share:
 0 means as good as today's router, 0.2 a fifth less cost (geometric mean over scenarios). `eval_score`, which
 chooses the best checkpoint, is that less what the breaches of the objective's limits take; `eval_breach/…`
-says how far beyond each limit the policy is in each scenario, which the prices in training follow.
+says how far beyond each limit the policy is in each scenario, which the prices in training follow. With
+`evaluation.select: worst-block`, it is the return of the worst block that counts instead of the mean.
+
+Columns named as metrics are their values, means over scenarios and blocks; of a baseline behind a slash.
+`eval_change/<metric>` is the change against least-outstanding, geometric mean over scenarios.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.envs.episodes import RANDOM
-from pointsman.envs.routing import RoutingSpec
+from pointsman.envs.routing import RoutingSpec, slo_of
 from pointsman.evaluation.compare import HEADLINES
 from pointsman.experiments.objective import find_objective
 from pointsman.experiments.own import selection_episodes
@@ -27,9 +31,16 @@ from pointsman.routing.policy import PolicySpec
 BASELINE = "least-outstanding"
 RIVALS = ("random", "round-robin")
 NUM_THREADS = 2
+# What a log shows of the policy and of the baselines, under the names of experiments/metrics.py.
+SHOWN = (
+    *(f"{latency}_{part}_s" for latency in ("ttft", "e2e") for part in ("mean", "p50", "p95", "p99")),
+    "requests_per_s",
+    "imbalance_cv",
+)
+COUNTS = ("decisions", "num_requests", "resent")
 
 
-class Selection:
+class RoutingSelection:
     """An `Evaluate` for the trainer: a checkpoint in, metrics named eval_* out."""
 
     def __init__(self, spec: RoutingSpec) -> None:
@@ -38,7 +49,8 @@ class Selection:
         self.sources = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
         self.scenarios = short_names(self.sources)
         self.num_seeds = spec.evaluation.seeds
-        self.slo = spec.slo
+        self.slo = slo_of(spec)
+        self.by_worst_block = spec.evaluation.select == "worst-block"
 
     @cached_property
     def _prepared(self) -> list[Prepared]:
@@ -47,8 +59,6 @@ class Selection:
         for name in self.sources:
             blocks = selection_episodes(find_scenario(name), self.num_seeds)
             prepared += [blocks[k % len(blocks)] for k in range(self.num_seeds)]
-        if self.slo is None:
-            return prepared
         return [replace(one, config=one.config.model_copy(update={"slo": self.slo})) for one in prepared]
 
     def measure(self, policy: AnyPolicy) -> dict[str, NDArray[np.float64]]:
@@ -57,7 +67,7 @@ class Selection:
         shape = (len(self.scenarios), self.num_seeds)
         table = {
             name: np.array([one.metrics[name] for one in outcomes]).reshape(shape)
-            for name in (*HEADLINES, "requests_per_s", "held_share")
+            for name in (*SHOWN, *COUNTS)
         }
         cost = [self.objective.cost(one.metrics) for one in outcomes]
         return table | {"cost": np.array(cost).reshape(shape)}
@@ -92,24 +102,28 @@ class Selection:
             "eval_max_block_return": float(blocks.max()),
         }
         metrics |= {f"eval_block{k}_return": float(value) for k, value in enumerate(blocks)}
+        for name in SHOWN:
+            metrics[f"eval_{name}"] = float(table[name].mean())
+            metrics |= {f"eval_{name}/{one}": float(its[name].mean()) for one, its in self.baselines.items()}
         for name in HEADLINES:
             logs = np.log(table[name].mean(axis=1) / baseline[name].mean(axis=1))  # by scenario
-            metrics[f"eval_{name}"] = float(np.expm1(logs.mean()))
+            metrics[f"eval_change/{name}"] = float(np.expm1(logs.mean()))
         for scenario, row, before in zip(self.scenarios, table["cost"], baseline["cost"], strict=True):
             metrics[f"eval_cost/{scenario}"] = float(row.mean() / before.mean() - 1.0)
         for rival in RIVALS:
             metrics[f"eval_{rival}_return"] = float(self.block_returns(self.baselines[rival]).mean())
-        metrics["eval_noop_frac"] = float(table["held_share"].mean())
-        metrics["eval_invalid_frac"] = 0.0  # the kernel chooses among legal actions only
+        num_sent = table["num_requests"] + table["resent"]
+        metrics["eval_noop_frac"] = float((1.0 - num_sent / table["decisions"]).mean())
         metrics["eval_baseline_score"] = 0.0
         breaches = self.breaches(table)
         for limit, by_scenario in breaches.items():
             metrics[f"eval_breach/{limit}"] = float(by_scenario.mean())
             for scenario, breach in zip(self.scenarios, by_scenario.tolist(), strict=True):
                 metrics[f"eval_breach/{limit}/{scenario}"] = breach
-        metrics["eval_score"] = metrics["eval_mean_return"] - self.objective.penalty(breaches)
+        saved = metrics["eval_min_block_return" if self.by_worst_block else "eval_mean_return"]
+        metrics["eval_score"] = saved - self.objective.penalty(breaches)
         return metrics
 
 
-def make_evaluate(spec: RoutingSpec) -> Selection:
-    return Selection(spec)
+def make_evaluate(spec: RoutingSpec) -> RoutingSelection:
+    return RoutingSelection(spec)

@@ -238,7 +238,7 @@ class Bench:
 
     @property
     def num_requests(self) -> int:
-        """Of all situations, for one seed."""
+        """How many requests all situations have, for one seed."""
         return sum(len(self._prepare((index, 0)).workload) for index in range(len(self._situations)))
 
     def scores(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> Floats:

@@ -86,9 +86,8 @@ def _remembered(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> 
 def _digest(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> str:
     costs = plan.costs
     digest = hashlib.sha256(kernel_digest(run.__module__).encode())
-    digest.update(
-        f"{plan.scheduler!r} {plan.num_blocks} {plan.max_seqs} {plan.slowdown} {costs.kind}".encode()
-    )
+    digest.update(f"{plan.scheduler!r} {plan.num_blocks} {plan.max_seqs} {plan.slowdown}".encode())
+    digest.update(f"{costs.kind} {costs.power!r}".encode())
     tables = (
         costs.coefficients,
         costs.token_s,
@@ -96,6 +95,7 @@ def _digest(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> str:
         costs.decode_s,
         costs.prefill_s,
         costs.grid,
+        costs.start_s,
     )
     for array in (*tables, prompts, outputs):
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -84,7 +84,7 @@ class Objective(Spec):
         )
 
     def cost(self, metrics: Mapping[str, Value]) -> Value:
-        """Of a request, on average, from the metrics of a run or arrays of them."""
+        """What a request costs on average, from the metrics of a run or arrays of them."""
         return (
             self.outstanding * metrics["e2e_mean_s"]
             + self.waiting * metrics["ttft_mean_s"]

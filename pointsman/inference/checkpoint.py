@@ -162,6 +162,9 @@ def _read(path: Path, where: str) -> tuple[Mapping[str, Any], dict[str, NDArray[
 
 def _not_ours(path: Path, where: str) -> InputError:
     remedy = "name a checkpoint of `pointsman train`"
+    if path.name.startswith("state-"):
+        problem = "the state of a trainer, to resume from, not a policy"
+        return InputError(where, str(path), problem, "use last.safetensors or best.safetensors beside it")
     return InputError(where, str(path), "a safetensors file, but not one of Pointsman's policies", remedy)
 
 

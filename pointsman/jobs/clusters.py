@@ -17,7 +17,7 @@ from pointsman.jobs.state import CLUSTER, JOB, RUNNING
 from pointsman.jobs.table import Jobs
 
 
-class Clusters:
+class JobClusters:
     """`sims` [N] CLUSTER, each with room for `num_jobs`. `load` before anything else."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Clusters:
         begin_all(self.sims, i, i + 1)
 
 
-class PolicyTables:
+class JobPolicyTables:
     """`rows` [N] POLICY, which hold what they use: one policy for N clusters."""
 
     def __init__(

@@ -32,23 +32,25 @@ from pointsman.jobs.observation import fill_free_in, observe
 ) = range(10)
 
 
-class Heuristic(NamedTuple):
+class JobHeuristic(NamedTuple):
     kernel: int
     what: str
 
 
-HEURISTICS: Mapping[str, Heuristic] = {
-    "fifo": Heuristic(FIFO, "the first in the queue that fits"),
-    "sjf": Heuristic(SJF, "the shortest that fits"),
-    "random-feasible": Heuristic(RANDOM_FEASIBLE, "any that fits"),
-    "smallest-work-first": Heuristic(SMALLEST_WORK, "the least GPUs times duration"),
-    "most-gpus-first": Heuristic(MOST_GPUS, "the most GPUs"),
-    "wide-and-short": Heuristic(WIDE_AND_SHORT, "highest share of the GPUs, minus half its duration over D"),
-    "easy-backfill": Heuristic(
+HEURISTICS: Mapping[str, JobHeuristic] = {
+    "fifo": JobHeuristic(FIFO, "the first in the queue that fits"),
+    "sjf": JobHeuristic(SJF, "the shortest that fits"),
+    "random-feasible": JobHeuristic(RANDOM_FEASIBLE, "any that fits"),
+    "smallest-work-first": JobHeuristic(SMALLEST_WORK, "the least GPUs times duration"),
+    "most-gpus-first": JobHeuristic(MOST_GPUS, "the most GPUs"),
+    "wide-and-short": JobHeuristic(
+        WIDE_AND_SHORT, "highest share of the GPUs, minus half its duration over D"
+    ),
+    "easy-backfill": JobHeuristic(
         EASY_BACKFILL, "the first in the queue; while it waits, any that does not delay it"
     ),
-    "best-fit": Heuristic(BEST_FIT, "leaves the fewest GPUs idle; of those, the longest"),
-    "priority-first": Heuristic(PRIORITY, "the most urgent"),
+    "best-fit": JobHeuristic(BEST_FIT, "leaves the fewest GPUs idle; of those, the longest"),
+    "priority-first": JobHeuristic(PRIORITY, "the most urgent"),
 }
 
 # A policy as the kernel wants it.

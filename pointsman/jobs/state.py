@@ -1,4 +1,4 @@
-"""Everything a simulated GPU cluster knows, in flat records; simulator/memory.py says why by address.
+"""Everything a simulated GPU cluster knows, in flat records; compiled/memory.py says why by address.
 
 The queue is in order of arrival, and a policy sees its first jobs, the window. As jobs enter the window in
 that order, the rest of the queue is a range: jobs `num_entered` to `num_arrived` - 1.

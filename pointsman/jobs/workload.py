@@ -28,7 +28,7 @@ BURST_SHARE = 0.8
 BURST_STD = 0.03  # of the span
 
 
-class WorkloadSpec(Spec):
+class JobsWorkloadSpec(Spec):
     """What an episode is made of."""
 
     num_jobs: int = Field(default=400, ge=1, le=100_000, description="jobs of an episode")
@@ -51,7 +51,7 @@ class WorkloadSpec(Spec):
         return {"path": value} if isinstance(value, str) else value
 
 
-def draw_jobs(spec: WorkloadSpec, num_gpus: int, seed: int) -> Jobs:
+def draw_jobs(spec: JobsWorkloadSpec, num_gpus: int, seed: int) -> Jobs:
     """The jobs of one episode; they follow from the seed."""
     rng = np.random.default_rng(seed)
     if spec.trace is not None:
@@ -67,7 +67,7 @@ def draw_jobs(spec: WorkloadSpec, num_gpus: int, seed: int) -> Jobs:
     )
 
 
-def _duration_shares(spec: WorkloadSpec, rng: np.random.Generator) -> Floats:
+def _duration_shares(spec: JobsWorkloadSpec, rng: np.random.Generator) -> Floats:
     """[J] of the longest duration."""
     if spec.durations == "uniform":
         return rng.uniform(*UNIFORM_DURATIONS, spec.num_jobs)
@@ -91,7 +91,7 @@ def _priorities(share: Floats, rng: np.random.Generator) -> NDArray[np.int64]:
     return np.clip(np.round(mixed), 1, MAX_PRIORITY).astype(np.int64)
 
 
-def _arrivals(spec: WorkloadSpec, rng: np.random.Generator) -> Floats:
+def _arrivals(spec: JobsWorkloadSpec, rng: np.random.Generator) -> Floats:
     if spec.arrivals == "all_at_zero":
         return np.zeros(spec.num_jobs)
     span_s = spec.max_duration_s

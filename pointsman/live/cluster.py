@@ -30,7 +30,9 @@ from pointsman.live.guard import objection, too_many_failed
 from pointsman.live.load import Load
 from pointsman.live.servers import OPTION, Served, ask_servers
 from pointsman.live.spec import LiveSpec
-from pointsman.router.config import Address, Backend, Limits, Reliability, Settings, parse_url
+from pointsman.router.config import Backend, Reliability, Settings
+from pointsman.router.http.address import Address, parse_url
+from pointsman.router.http.limits import Limits
 from pointsman.router.keys import BACKEND_KEY
 from pointsman.router.server import Parts, Router
 from pointsman.routing.decider import Decider
@@ -202,7 +204,7 @@ def session(spec: LiveSpec) -> Iterator[None]:
 
 
 def current() -> LiveCluster:
-    """That of the run that is going on."""
+    """The cluster of the run that is going on."""
     if not _open:
         remedy = "only `pointsman train` has them; `pointsman explain` looks at a policy on the simulator"
         raise InputError("env.kind", "live", "no servers are open", remedy)

@@ -28,7 +28,7 @@ from pointsman.experiments.simulate import prepare
 from pointsman.live.load import Load, Replay
 from pointsman.live.processes import RouterProcess, router
 from pointsman.live.servers import OPTION, Served, ask_servers, imbalance, scrape
-from pointsman.router.config import Address, parse_url
+from pointsman.router.http.address import Address, parse_url
 from pointsman.router.keys import BACKEND_KEY
 from pointsman.routing.policy import PolicySpec
 from pointsman.spec import parse_spec
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def duration_s(self) -> float:
-        """At least."""
+        """How many seconds the comparison takes at least."""
         return len(self.policies) * sum(float(one.arrived_at[-1]) for one in self.workloads)
 
     @property
@@ -132,7 +132,7 @@ def open_workloads(configs: Sequence[Config], base_dir: Path | None) -> list[Wor
 
 
 def parts_of(workload: Workload, num_parts: int) -> list[Workload]:
-    """Of equal length, each beginning at time 0."""
+    """Cut a workload into parts of equal length, each of which begins at time 0."""
     if len(workload) < num_parts:
         raise InputError("--seeds", num_parts, f"the trace has {len(workload)} requests", "use fewer")
     bounds = np.linspace(0, len(workload), num_parts + 1).astype(int)

@@ -1,7 +1,7 @@
 """The router's books, with what they say about costs: of everything so far, and of single requests.
 
 A request costs, for each second, `outstanding` from its arrival to its end, and `waiting` and `age` times its
-age until its first token: the terms of evaluation/objective.py. What it cost while the policy held it is
+age until its first token: the terms of experiments/objective.py. What it cost while the policy held it is
 booked when it is sent, because until then the router's table does not know it.
 """
 
@@ -15,7 +15,7 @@ from pointsman.experiments.objective import Objective
 from pointsman.routing.books import Books
 
 
-class Totals(NamedTuple):
+class CostTotals(NamedTuple):
     """Integrals over time, since the books were opened."""
 
     now: float
@@ -88,12 +88,12 @@ class CostBooks(Books):
         self._open: dict[int, _Open] = {}
         self._next: tuple[Tally | None, float] | None = None
 
-    def totals(self, now: float) -> Totals:
+    def totals(self, now: float) -> CostTotals:
         now -= self._opened_at
-        return Totals(now, self._all.area(now), self._unstarted.area(now), self._unstarted.age_area(now))
+        return CostTotals(now, self._all.area(now), self._unstarted.area(now), self._unstarted.age_area(now))
 
     def announce(self, tally: Tally | None, arrived_at: float) -> None:
-        """Of the request that is sent next."""
+        """Say whose the request is that is sent next, and when it came."""
         self._next = tally, arrived_at
 
     def sent(self, slot: int, prompt_tokens: int, now: float, streams: bool = True) -> int:

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.live.costs import CostBooks, Tally, Totals
+from pointsman.live.costs import CostBooks, CostTotals, Tally
 from pointsman.live.spec import LiveSpec
-from pointsman.routing.decider import AnyDecider, Decider, Request
+from pointsman.routing.decider import AnyDecider, Decider, RequestToPlace
 from pointsman.routing.deciding import HOLD
 
 LOOK_S = 0.5  # whoever waits for a request looks this often whether any can come
@@ -36,7 +36,7 @@ class Question(NamedTuple):
     entities: NDArray[np.float32]  # [R, F]
     context: NDArray[np.float32]  # [C]
     legal: NDArray[np.bool_]  # [R + 1]
-    totals: Totals
+    totals: CostTotals
 
 
 class Assignment(NamedTuple):
@@ -47,7 +47,7 @@ class Assignment(NamedTuple):
 
 
 class Held(NamedTuple):
-    request: Request
+    request: RequestToPlace
     assignment: Assignment
 
 
@@ -97,7 +97,7 @@ class Desk:
                 look()
 
     def answer(self, number: int, action: int | None) -> None:
-        """None: let the starting policy decide."""
+        """Decide about a question; None: the starting policy shall."""
         self._answers.put((number, action))
 
     # --- the router's thread ---
@@ -108,7 +108,7 @@ class Desk:
 
     @property
     def is_playing(self) -> bool:
-        """Any thread. The last request of a block may be held yet."""
+        """Whether blocks are under way, of which the last request may still be held. For any thread."""
         held = self._held
         is_held = held is not None and held.assignment.tally not in (None, self.learner, self.control)
         return bool(self._blocks) or is_held
@@ -116,7 +116,9 @@ class Desk:
     def explain(self) -> dict[str, Any]:
         return {}
 
-    def decide(self, request: Request, queue_size: int, now: float, excluded: Collection[int] = ()) -> int:
+    def decide(
+        self, request: RequestToPlace, queue_size: int, now: float, excluded: Collection[int] = ()
+    ) -> int:
         held = self._held
         if held is not None and held.request is not request:
             held = None
@@ -140,7 +142,7 @@ class Desk:
         return action
 
     def _next_assignment(self) -> Assignment:
-        """Of a request that nobody has seen yet."""
+        """Who decides about a request that nobody has seen yet."""
         if self._blocks:
             assignment = self._blocks[0].next_assignment()
             if self._blocks[0].num_left == 0:
@@ -152,7 +154,9 @@ class Desk:
             return Assignment(None, self.learner)
         return Assignment(self._start, self.control)
 
-    def _ask_trainer(self, request: Request, queue_size: int, now: float, *, is_held: bool) -> int | None:
+    def _ask_trainer(
+        self, request: RequestToPlace, queue_size: int, now: float, *, is_held: bool
+    ) -> int | None:
         """The trainer's action; None if it has none in time."""
         entities, context, legal = self._start.observe(request, queue_size, now)
         if is_held and legal[HOLD] and now < request.hold_until:

@@ -22,7 +22,7 @@ from pointsman.experiments.objective import find_objective
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.inference.space import EntitySpace
 from pointsman.live.cluster import LiveCluster, current
-from pointsman.live.costs import Totals
+from pointsman.live.costs import CostTotals
 from pointsman.live.desk import Question
 from pointsman.live.guard import excess, price
 from pointsman.live.spec import LiveSpec
@@ -61,9 +61,11 @@ class LiveEnv:
         count = len(spec.servers)
         self.space = EntitySpace(count, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         checkpoint.require_space(self.space, "env.start")
-        self.groups = (spec.scenario if spec.config is None else spec.config.stem,)
+        self.groups: tuple[str, ...] = (spec.scenario if spec.config is None else spec.config.stem,)
         hold = checkpoint.metadata.get("hold", {})
         self.metadata: dict[str, Any] = {"objective": spec.objective, "hold": hold}
+        if "slo" in checkpoint.metadata:  # what its features compare times with
+            self.metadata["slo"] = checkpoint.metadata["slo"]
         objective = find_objective(spec.objective)
         weights = {name: getattr(objective, name) for name in ("outstanding", "waiting", "age")}
         self._weights = {name: weight for name, weight in weights.items() if weight > 0}
@@ -71,7 +73,7 @@ class LiveEnv:
         self._length = 0
         self._return = 0.0
         self._question: Question | None = None
-        self._totals = Totals(0.0, 0.0, 0.0, 0.0)
+        self._totals = CostTotals(0.0, 0.0, 0.0, 0.0)
         self._counted = 0, 0
         self._observation = Observation(
             entities=np.zeros((1, count, len(ENTITY_FEATURES)), np.float32),

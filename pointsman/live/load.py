@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.router.config import Address, Limits
-from pointsman.router.facts import read_usage
-from pointsman.router.messages import Headers
-from pointsman.router.upstream import Pool, Receiver, UpstreamConnection
+from pointsman.router.http.address import Address
+from pointsman.router.http.limits import Limits
+from pointsman.router.http.messages import Headers
+from pointsman.router.http.upstream import Pool, Receiver, UpstreamConnection
+from pointsman.router.requests.facts import read_usage
 from pointsman.workload import Workload
 from pointsman.workload.workload import NO_SESSION
 

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pointsman.errors import InputError
-from pointsman.router.config import Address, Limits, parse_url
-from pointsman.router.fetching import FetchError, fetch
-from pointsman.router.health import read_models
-from pointsman.router.upstream import Pool
+from pointsman.router.http.address import Address, parse_url
+from pointsman.router.http.fetching import FetchError, fetch
+from pointsman.router.http.limits import Limits
+from pointsman.router.http.upstream import Pool
+from pointsman.router.replicas.reports import read_models
 
 OPTION = "--live"
 _TIMEOUT_S = 10.0

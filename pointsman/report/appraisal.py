@@ -1,7 +1,7 @@
 """What a problem says of a policy: the verdict, what to show, and the numbers.
 
 An `Appraise` compares a run's policy with others on seeds that nothing was trained or selected on. Problems
-name theirs in training/problems.py. For one without, the run's own evaluations have to do.
+name theirs in evaluation/problem.py. For one without, the run's own evaluations have to do.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _blocks(best: Mapping[str, Any]) -> list[str]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Of the mean, by Student's t; NaN of fewer than two."""
+    """The confidence interval of the mean, by Student's t; NaN for fewer than two values."""
     count = len(values)
     if count < 2:
         return math.nan, math.nan

@@ -21,7 +21,7 @@ from pointsman.report.tables import (
     HEADERS,
     MORE,
     ORACLE_NOTE,
-    Cell,
+    TableCell,
     change,
     direction,
     has_oracle,
@@ -205,12 +205,12 @@ def _more(one: Comparison) -> tuple[list[str], list[list[str]]]:
     return ["policy", *(HEADERS[metric] for metric in metrics)], rows
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _markdown_cell(cell: TableCell) -> str:
     value = f"**{cell.value}**" if cell.is_best else cell.value
     return f"{value} ({cell.change})" if cell.change else value
 
 
-def _html_cell(cell: Cell) -> str:
+def _html_cell(cell: TableCell) -> str:
     value = f"<strong>{cell.value}</strong>" if cell.is_best else cell.value
     text = cell.change or "baseline"
     return f'{value}<span class="change {DIRECTIONS[cell.direction]}">{text}</span>'

@@ -51,9 +51,19 @@ def exploration_figures(record: RunRecord) -> list[Figure]:
         _lines(record, {"temperature": "temperature"}, "Temperature", "factor that divides the logits"),
         _lines(record, {"ent_coef": "coefficient"}, "Entropy coefficient", "weight of the bonus", low=0.0),
         _lines(record, chosen, "What is chosen", "share of decisions, %", 100.0, " %"),
+        _action_figure(record),
         _lines(record, critic, "Critic, and clipping", "share, %", 100.0, " %"),
     ]
     return [figure for figure in figures if figure is not None]
+
+
+def _action_figure(record: RunRecord) -> Figure | None:
+    """The share of every action over time, where the log has them."""
+    shares = record.group("action_frac")
+    if not shares:
+        return None
+    named = {"none" if action == "0" else action: 100.0 * values for action, values in shares.items()}
+    return _stack(record, named, "Actions, by entity", "share of decisions, %", unit=" %")
 
 
 def reward_figures(record: RunRecord) -> list[Figure]:
@@ -159,7 +169,7 @@ def _cost_figure(record: RunRecord, costs: Mapping[str, Array], baseline: str) -
 
 
 def _return_figure(record: RunRecord) -> Figure | None:
-    """Of finished episodes; of single decisions where episodes are longer than the run."""
+    """Returns of finished episodes, or rewards of decisions where episodes are longer than the run."""
     if np.isfinite(record.column("mean_ep_return")).sum() > 1:
         names = {"mean_ep_return": "mean return"}
         return _lines(record, names, "Episodes in training", "return of an episode", flags=True)

@@ -12,7 +12,7 @@ from pointsman.evaluation.compare import COST, Comparison, geometric_mean
 from pointsman.report.comparison import ComparisonReport
 from pointsman.report.tables import change, direction, label, markdown, metric_text
 
-# All that a policy is judged by (V3 of the requirements), as rows of a table.
+# All that a policy is judged by, as rows of a table.
 METRICS: Mapping[str, str] = {
     **{
         f"{latency}_{statistic}_s": f"{name} {statistic if statistic == 'mean' else statistic.upper()}"
@@ -37,7 +37,7 @@ _MORE_IS_BETTER = ("requests_per_s", "tokens_per_s", "goodput_per_s", "good_shar
 
 @dataclass(frozen=True)
 class Change:
-    """Of the policy against another, in a metric."""
+    """How a metric differs between the policy and another."""
 
     text: str
     direction: int  # -1 better, 1 worse, 0 if the interval holds no change

@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.evaluation.explain import (
-    Decisions,
     Importance,
     Network,
+    RecordedDecisions,
     features_of,
     groups_of,
     importances,
     record_in,
 )
+from pointsman.evaluation.problem import make_env
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.report.figure import Axis, Bar, Cell, Figure, Map, linear_axis, row_axis
 from pointsman.report.page import Section, paragraphs
 from pointsman.report.plots import ROW_HEIGHT
-from pointsman.training.problems import make_env
 
 NUM_ENVS, NUM_DECISIONS = 32, 1024
 NUM_SHOWN = 14
@@ -68,7 +68,7 @@ def _bars(title: str, rows: Sequence[Importance]) -> Figure:
     return Figure(title, x, row_axis([one.name for one in rows]), bars, height=8 + ROW_HEIGHT * len(rows))
 
 
-def _attention(checkpoint: Checkpoint, decisions: Decisions) -> list[Figure]:
+def _attention(checkpoint: Checkpoint, decisions: RecordedDecisions) -> list[Figure]:
     """A map a head; none without PyTorch."""
     try:
         from pointsman.training.attention import attention_by_preference

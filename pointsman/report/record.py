@@ -73,7 +73,7 @@ class RunRecord:
 
     @property
     def digest(self) -> str | None:
-        """Of the configuration, as in the checkpoints."""
+        """The digest of the configuration that its checkpoints carry."""
         path = self.folder / "config.yaml"
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
 

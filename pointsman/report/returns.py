@@ -15,7 +15,7 @@ from pointsman.report.tables import markdown, percent
 
 
 @dataclass(frozen=True)
-class Row:
+class ReturnsRow:
     policy: str
     mean: str
     worst_block: str
@@ -41,14 +41,14 @@ class ReturnsReport:
         gain = f"more than {self.returns.baseline}" if self.policy is None else f"{self.policy} has more"
         return ["return", "worst block", gain, *self.headers.values()]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ReturnsRow]:
         best = max(self.returns.names, key=lambda name: self.returns.means[name].ratio)
         return [self._row(name, name == best) for name in self.returns.names]
 
-    def _row(self, name: str, is_best: bool) -> Row:
+    def _row(self, name: str, is_best: bool) -> ReturnsRow:
         gain = self.gains.get(name)
         table = self.returns.metrics[name]
-        return Row(
+        return ReturnsRow(
             name,
             with_interval(self.returns.means[name]),
             signed(self.returns.blocks(name).min()),
@@ -67,7 +67,7 @@ class ReturnsReport:
 
     @cached_property
     def gains(self) -> dict[str, Ratio]:
-        """Of each over the baseline; or, with a policy to judge, of that one over each of the others."""
+        """What each earns over the baseline; or the policy to judge, over each of the others."""
         found = {name: self._gain(name) for name in self.returns.names}
         return {name: gain for name, gain in found.items() if gain is not None}
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from pointsman.evaluation.bootstrap import LEVEL, Ratio
+from pointsman.evaluation.problem import make_judge
 from pointsman.evaluation.returns import NUM_EPISODES, Returns, play_all
 from pointsman.experiments.scenarios import REPORT_SEEDS
 from pointsman.files import write_files
@@ -27,7 +28,6 @@ from pointsman.report.plots import ROW_HEIGHT, style
 from pointsman.report.returns import ReturnsReport, signed, with_interval
 from pointsman.report.tables import does, listed, seed_range
 from pointsman.routing.sources import BEST
-from pointsman.training.problems import make_judge
 
 BLOCK_COLOUR = "#3f7fd0"
 

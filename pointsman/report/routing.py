@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import Comparison, compare
-from pointsman.evaluation.routing import BASELINE, RIVALS, Selection
+from pointsman.evaluation.problem import env_spec
+from pointsman.evaluation.routing import BASELINE, RIVALS, RoutingSelection
 from pointsman.experiments.own import REPORT, kept_configs, kept_text
 from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
 from pointsman.experiments.simulate import Outcome, prepare, simulate
@@ -25,7 +26,6 @@ from pointsman.report.figure import Cell, Figure, Map, linear_axis, row_axis, sh
 from pointsman.report.page import Section, paragraphs
 from pointsman.report.verdict import verdict_of
 from pointsman.simulator.spec import ClusterSpec
-from pointsman.training.problems import env_spec
 
 AGAINST = (BASELINE, *RIVALS, "least-delay", "late-binding")
 NUM_SEEDS = 8
@@ -47,15 +47,14 @@ def appraise(
     """An `Appraise`. On the scenarios that the run was evaluated on while it trained."""
     spec = env_spec(section)
     assert isinstance(spec, RoutingSpec)
-    selection = Selection(spec)
+    selection = RoutingSelection(spec)
     seeds = REPORT_SEEDS[: num_seeds or NUM_SEEDS]
     started = time.perf_counter()
     comparisons = []
     for name, source in zip(selection.scenarios, selection.sources, strict=True):
         scenario = find_scenario(source)
-        configs = kept_configs(scenario, REPORT, seeds)
-        if spec.slo is not None:
-            configs = [config.model_copy(update={"slo": spec.slo}) for config in configs]
+        kept = kept_configs(scenario, REPORT, seeds)
+        configs = [config.model_copy(update={"slo": selection.slo}) for config in kept]
         comparisons.append(
             compare(
                 name,

@@ -35,7 +35,7 @@ ORACLE_NOTE = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     value: str
     change: str  # against the baseline; empty for the baseline itself
     is_best: bool
@@ -48,7 +48,7 @@ class Row:
     label: str
     is_baseline: bool
     good_share: str
-    cells: tuple[Cell, ...]  # one for each headline of the comparison
+    cells: tuple[TableCell, ...]  # one for each headline of the comparison
 
 
 def headline_rows(comparison: Comparison) -> list[Row]:
@@ -72,12 +72,12 @@ def headline_rows(comparison: Comparison) -> list[Row]:
     ]
 
 
-def _cell(comparison: Comparison, policy: str, metric: str, best: str) -> Cell:
+def _cell(comparison: Comparison, policy: str, metric: str, best: str) -> TableCell:
     value = number(comparison.mean(policy, metric))
     if policy == comparison.baseline:
-        return Cell(value, "", policy == best, 0)
+        return TableCell(value, "", policy == best, 0)
     ratio = comparison.ratios[policy][metric]
-    return Cell(value, change(ratio), policy == best, direction(ratio))
+    return TableCell(value, change(ratio), policy == best, direction(ratio))
 
 
 def label(comparison: Comparison, policy: str) -> str:

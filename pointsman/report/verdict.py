@@ -39,7 +39,7 @@ class Standing:
 
 
 def standing(ratios: Mapping[str, Ratio], metrics: Sequence[str]) -> Standing:
-    """Of metrics that are better when smaller."""
+    """Where the policy stands in metrics that are better when smaller."""
     parts: dict[int, dict[str, Ratio]] = {-1: {}, 0: {}, 1: {}}
     for metric in metrics:
         parts[direction(ratios[metric])][metric] = ratios[metric]
@@ -47,7 +47,7 @@ def standing(ratios: Mapping[str, Ratio], metrics: Sequence[str]) -> Standing:
 
 
 def verdict_of(report: EvaluationReport) -> Verdict:
-    """Of the policy against the first of the others; the details name the rest."""
+    """Judge the policy against the first of the others; the details name the rest."""
     metrics = report.base.headlines
     standings = {other: standing(row, metrics) for other, row in report.geometric_means.items()}
     main, *others = report.against

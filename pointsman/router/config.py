@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from pointsman.errors import InputError
+from pointsman.router.http.address import server_url
+from pointsman.router.http.limits import Limits
 from pointsman.spec import Spec
-
-_TAIL = re.compile(r"(?<!/)(/v1)?/*$")  # of a URL; not of http://v1, which is a host
-
-
-class Limits(Spec):
-    """What one client may ask for."""
-
-    max_body_bytes: int = Field(default=16 << 20, gt=0, description="larger requests get 413")
-    max_header_bytes: int = Field(default=32 << 10, gt=0, description="all headers of a request; else 431")
-    max_headers: int = Field(default=100, gt=0, description="number of headers of a request; else 431")
-    max_target_bytes: int = Field(default=8 << 10, gt=0, description="path and query; else 414")
-    request_timeout_s: float = Field(default=30.0, gt=0, description="to send a whole request; else 408")
-    keep_alive_s: float = Field(default=75.0, gt=0, description="an idle client connection is closed then")
-    idle_timeout_s: float = Field(
-        default=120.0, gt=0, description="without a byte moving, to or from a client or a replica"
-    )
-    connect_timeout_s: float = Field(default=5.0, gt=0, description="to open a connection to a replica")
-    first_byte_timeout_s: float = Field(default=300.0, gt=0, description="until a replica begins to answer")
-    # vLLM's server closes idle connections after 5 s: a request sent just then would be lost.
-    upstream_keep_alive_s: float = Field(default=4.0, gt=0, description="a connection to a replica is reused")
-    drain_timeout_s: float = Field(default=30.0, ge=0, description="to finish requests after SIGTERM")
 
 
 class Holding(Spec):
@@ -103,46 +81,3 @@ class Backend(Spec):
     @classmethod
     def _without_v1(cls, url: str) -> str:
         return server_url(url)
-
-
-class Address(Spec):
-    scheme: str
-    host: str
-    port: int
-    prefix: str  # of every path
-
-    @property
-    def netloc(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
-def server_url(url: str) -> str:
-    """Without the `/v1` that OpenAI clients want at the end: the path of a request brings its own."""
-    return _TAIL.sub("", url)
-
-
-def parse_url(url: str, field: str = "--backend") -> Address:
-    remedy = "write it as http://host:port"
-    try:
-        parts = urlsplit(server_url(url))
-    except ValueError:
-        raise InputError(field, url, "is not a URL", remedy) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(field, url, "is not a URL of a server", remedy)
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise InputError(field, url, "has more than a host, a port and a path", remedy)
-    if "/v1/" in parts.path:
-        raise InputError(field, url, "is the URL of one endpoint of a server", remedy)
-    try:
-        parts.hostname.encode("idna")
-    except UnicodeError:
-        raise InputError(field, url, "has a host name that cannot be", remedy) from None
-    default_port = 443 if parts.scheme == "https" else 80
-    try:
-        port = default_port if parts.port is None else parts.port
-    except ValueError:
-        port = 0
-    if port == 0:
-        raise InputError(field, url, "has a port that cannot be", "use a port from 1 to 65535")
-    return Address(scheme=parts.scheme, host=parts.hostname, port=port, prefix=parts.path)

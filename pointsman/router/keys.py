@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pointsman.errors import InputError
+from pointsman.router.http.messages import Answer, RequestHead, refusal
 from pointsman.router.logs import Log
-from pointsman.router.messages import Answer, Head, refusal
 
 BACKEND_KEY = "POINTSMAN_BACKEND_KEY"  # the environment's name of the key that the servers want
 _BEARER = b"bearer "
@@ -40,7 +40,7 @@ class Keys:
     def shares_one_with(self, other: Keys) -> bool:
         return not self._digests.isdisjoint(other._digests)
 
-    def refusal(self, head: Head, client: str, log: Log) -> Answer | None:
+    def refusal(self, head: RequestHead, client: str, log: Log) -> Answer | None:
         """Why this request may not pass; `client` is its address."""
         if not self._digests:
             return None

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import TextIO
 
 from pointsman.errors import InputError
-from pointsman.router.admin import Admin
-from pointsman.router.config import Backend, Settings, server_url
-from pointsman.router.discovery import Discovery, Source
-from pointsman.router.downstream import ClientConnection
-from pointsman.router.linking import Follower, Leader
-from pointsman.router.listening import Listening, Ports
-from pointsman.router.recording import Recorder, new_recording
-from pointsman.router.server import Parts, Router, port_of
-from pointsman.router.tls import CERT, tls_options
-from pointsman.router.workers import Seat
+from pointsman.router.config import Backend, Settings
+from pointsman.router.http.address import server_url
+from pointsman.router.http.listening import listen, port_of
+from pointsman.router.http.tls import CERT
+from pointsman.router.operations.admin import Admin
+from pointsman.router.ports import Listening, Ports
+from pointsman.router.processes.linking import Follower, Leader
+from pointsman.router.processes.workers import Seat
+from pointsman.router.replicas.discovery import Discovery, Source
+from pointsman.router.server import Parts, Router
+from pointsman.router.telemetry.recording import Recorder, new_recording
 from pointsman.routing.books import Books
 from pointsman.routing.decider import Decider, DeciderSource
 from pointsman.routing.sharing import SharedBooks
@@ -130,17 +131,15 @@ class _Leading:
         self.admin_url: str | None = None
 
     async def start(self) -> None:
-        options, router, loop = self._options, self._router, asyncio.get_running_loop()
+        options, router = self._options, self._router
         if options.source is not None:
             interval_s = options.settings.discovery_interval_s
             discovery = Discovery(options.source, router.registry, router.log, interval_s)
             await discovery.look()
-            self._looking = loop.create_task(discovery.run())
-        self._server = await loop.create_server(
-            lambda: ClientConnection(self._admin, options.settings.limits),
-            self._listening.host,
-            self._listening.port,
-            **tls_options(self._listening.tls, options.settings.limits),
+            self._looking = asyncio.get_running_loop().create_task(discovery.run())
+        listening = self._listening
+        self._server = await listen(
+            self._admin, options.settings.limits, listening.host, listening.port, listening.tls
         )
         self.admin_url = self._listening.url(port_of(self._server))
         if self._leader is not None:

@@ -12,23 +12,22 @@ from time import monotonic
 from typing import TextIO
 
 from pointsman.router.config import Backend, Settings
-from pointsman.router.decisions import Decisions
-from pointsman.router.downstream import ClientConnection
-from pointsman.router.health import Watch
-from pointsman.router.history import History
-from pointsman.router.holding import Dispatcher
+from pointsman.router.http.listening import listen, port_of
 from pointsman.router.keys import Keys
 from pointsman.router.logs import Log
-from pointsman.router.metrics import Exposition, Metrics
-from pointsman.router.proxy import Proxy
-from pointsman.router.recording import Recorder
-from pointsman.router.replicas import Registry, Replica
-from pointsman.router.tls import tls_options
+from pointsman.router.replicas.health import HealthWatch
+from pointsman.router.replicas.registry import Registry, Replica
+from pointsman.router.requests.decisions import DecisionMaker
+from pointsman.router.requests.holding import Dispatcher
+from pointsman.router.requests.proxy import Proxy
+from pointsman.router.telemetry.exposition import Exposition
+from pointsman.router.telemetry.history import History
+from pointsman.router.telemetry.metrics import Metrics
+from pointsman.router.telemetry.recording import Recorder
 from pointsman.routing.books import Books
 from pointsman.routing.decider import DeciderSource
 
 _TICK_S = 0.25
-_BACKLOG = 1024
 _FLUSH_S = 1.0  # for the last bytes of answers to leave
 
 
@@ -56,7 +55,7 @@ class Router:
         self.registry = Registry(parts.books, settings, parts.backend_ca)
         for backend in backends:
             self.registry.add(backend)
-        self.decisions = Decisions(
+        self.decisions = DecisionMaker(
             self.registry,
             parts.deciders,
             parts.policy,
@@ -69,7 +68,9 @@ class Router:
         key_header = (
             b"authorization: Bearer %b\r\n" % parts.backend_key.encode() if parts.backend_key else b""
         )
-        self.watch = Watch(self.registry, parts.books, self.dispatcher, settings.reliability, key_header)
+        self.watch = HealthWatch(
+            self.registry, parts.books, settings.reliability, self.dispatcher.wake, key_header
+        )
         self.proxy = Proxy(
             settings,
             parts.books,
@@ -90,7 +91,7 @@ class Router:
 
     @property
     def metrics(self) -> Metrics:
-        """With all that has happened."""
+        """The counters, up to this moment."""
         self.proxy.count()
         return self._metrics
 
@@ -99,16 +100,10 @@ class Router:
     ) -> int:
         """Returns the port, which was free to choose if 0 was given."""
         await self.watch.check_all()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: ClientConnection(self.proxy, self.settings.limits),
-            host,
-            port,
-            backlog=_BACKLOG,
-            reuse_port=shares_port,
-            **tls_options(tls, self.settings.limits),
+        self._server = await listen(
+            self.proxy, self.settings.limits, host, port, tls, shares_port=shares_port
         )
-        self._ticking = loop.create_task(self._tick())
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
         return port_of(self._server)
 
     async def stop(self) -> None:
@@ -166,7 +161,3 @@ class Router:
     def _log_change(self, replica: Replica, what: str) -> None:
         why = {"problem": replica.problem} if what == "unhealthy" else {}
         self.log.event("replica", replica=replica.name, what=what, **why)
-
-
-def port_of(server: asyncio.Server) -> int:
-    return int(server.sockets[0].getsockname()[1])

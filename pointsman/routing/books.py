@@ -19,7 +19,7 @@ from pointsman.compiled.jit import direct
 from pointsman.compiled.memory import address_of
 from pointsman.errors import InputError
 from pointsman.routing import streams
-from pointsman.routing.calibration import FIGURES, Estimator, Figures, pooled, typical_step_s
+from pointsman.routing.calibration import FIGURES, NOTHING_SEEN, Estimator, Figures, pooled, typical_step_s
 from pointsman.routing.records import (
     ACCOUNT,
     INITIAL_OUTPUT_ESTIMATE,
@@ -33,6 +33,7 @@ from pointsman.routing.signals import (
     ACCEPTING,
     CONTEXT_TOKENS,
     DECODE_S_PER_TOKEN,
+    DECODING,
     KV_CAPACITY_TOKENS,
     MAX_PROMPT_TOKENS,
     NUM_SIGNALS,
@@ -43,7 +44,6 @@ from pointsman.routing.signals import (
     SCRAPED_WAITING,
     SIGNALS,
     STEP_FLOOR_S,
-    STEP_S,
     WEIGHT,
 )
 
@@ -51,8 +51,8 @@ Array = NDArray[Any]
 
 MAX_PROMPT = 2**31 - 1
 FIRST_CAPACITY = 1024  # tickets; doubles when it is full
-RECALIBRATE_FIRST, RECALIBRATE_EVERY = 32, 256  # finished requests
-RECALIBRATE_PAUSE_S = 0.5  # at least: it takes a millisecond or two
+RECALIBRATE_S = 2.0  # it takes a millisecond or two
+FORGET_EVERY = 256  # finished requests without news of a replica
 LEARN_PROMPT = 0.02  # weight of a finished request in the correction of prompt lengths
 FREE, OPEN, ORPHAN = range(3)  # state of a ticket; an orphan's replica was removed
 
@@ -73,8 +73,8 @@ class Books:
         self.version = 0  # changes when addresses do
         self.prompt_scale = 1.0  # true over estimated length of prompts, by the servers' own counts
         self._num_finished = 0
-        self._recalibrate_at = RECALIBRATE_FIRST
         self._recalibrated_at = -math.inf
+        self._forget_at = FORGET_EVERY
         self._names: list[str] = []  # by row, as the next three
         self._slots: list[int] = []
         self._known: list[Figures] = []
@@ -99,7 +99,7 @@ class Books:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Of the replicas there are, in the order of the table's columns."""
+        """The slots of the replicas there are, in the order of the table's columns."""
         return tuple(self._slots)
 
     def name(self, slot: int) -> str:
@@ -129,7 +129,7 @@ class Books:
         account = self._accounts[row]
         account.waiting_head = account.waiting_tail = NOBODY
         account.last_step_at = account.rate_since = account.scraped_at = account.tokens_at = self._now
-        account.steps = 0 if estimator is None else address_of(estimator.latest_steps)
+        account.windows = 0 if estimator is None else address_of(estimator.windows)
         self.signals[SCRAPED_AT, row] = self._now
         self.signals[ACCEPTING, row] = 1.0
         self._recount()
@@ -189,7 +189,7 @@ class Books:
             row = self._rows[slot]
             estimator = self._estimators[row]
             if estimator is not None:
-                estimator.saw_first_token(prompt_tokens, now - sent_at, float(self.signals[STEP_S, row]))
+                estimator.saw_first_token(prompt_tokens, now - sent_at, float(self.signals[DECODING, row]))
 
     def tokens(self, ticket: int, count: int, now: float) -> None:
         """More tokens of a request that has its first."""
@@ -220,18 +220,20 @@ class Books:
             ratio = 8.0 if ratio > 8.0 else ratio if ratio > 0.125 else 0.125
             self.prompt_scale = scale + LEARN_PROMPT * (ratio - scale)
         self._num_finished += 1
-        if (
-            self._num_finished >= self._recalibrate_at
-            and self._is_estimating
-            and now - self._recalibrated_at >= RECALIBRATE_PAUSE_S
-        ):
-            self._recalibrated_at = now
-            self._recalibrate_at = self._num_finished + min(self._num_finished, RECALIBRATE_EVERY)
-            for estimator, account in zip(self._estimators, self._accounts, strict=True):
-                if estimator is not None:
-                    estimator.read_steps(int(account.num_steps))
+        if self._is_estimating and now - self._recalibrated_at >= RECALIBRATE_S:
+            self._recalibrate(now)
+
+    def _recalibrate(self, now: float) -> None:
+        self._recalibrated_at = now
+        is_time_to_forget = self._num_finished >= self._forget_at
+        if is_time_to_forget:
+            self._forget_at = self._num_finished + FORGET_EVERY
+        for estimator, account in zip(self._estimators, self._accounts, strict=True):
+            if estimator is not None:
+                estimator.read_windows(int(account.num_windows))
+                if is_time_to_forget:
                     estimator.forget_if_old()
-            self._calibrate()
+        self._calibrate()
 
     def failed(self, ticket: int, now: float) -> None:
         """Refused, broken off, or given up by its client."""
@@ -318,7 +320,7 @@ class Books:
         """Write what is known of the replicas' speed and memory into the table."""
         if not self._slots:
             return
-        estimates = [one.figures() if one is not None else {} for one in self._estimators]
+        estimates = [one.estimate() if one is not None else NOTHING_SEEN for one in self._estimators]
         figures = [found | known for found, known in zip(pooled(estimates), self._known, strict=True)]
         for row, one in enumerate(figures):
             self.signals[PREFILL_S_PER_TOKEN, row] = one["prefill_s_per_token"]

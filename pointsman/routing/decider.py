@@ -42,7 +42,7 @@ class PolicyError(Exception):
     """The policy gave no usable answer; whoever asked should ask another one."""
 
 
-class Request(Protocol):
+class RequestToPlace(Protocol):
     """What a decision is about, as far as a router knows it. Times are of the router's clock."""
 
     prompt_tokens: int  # as `Books.prompt_length` gave them
@@ -54,7 +54,7 @@ class Request(Protocol):
 
 @dataclass(slots=True)
 class PlainRequest:
-    """A `Request` of those who have no class of their own for it."""
+    """A `RequestToPlace` of those who have no class of their own for it."""
 
     prompt_tokens: int
     arrived_at: float
@@ -66,7 +66,7 @@ class PlainRequest:
 class AnyDecider(Protocol):
     """Whoever decides about requests: a policy, or one in training."""
 
-    def decide(self, request: Request, queue_size: int, now: float, excluded: Collection[int]) -> int:
+    def decide(self, request: RequestToPlace, queue_size: int, now: float, excluded: Collection[int]) -> int:
         """0 = hold, k = slot k - 1. `queue_size`: requests at the router, this one included."""
 
     def explain(self) -> dict[str, Any]:
@@ -127,7 +127,9 @@ class Decider:
         self._slots = self.books.slots
         self._version = self.books.version
 
-    def decide(self, request: Request, queue_size: int, now: float, excluded: Collection[int] = ()) -> int:
+    def decide(
+        self, request: RequestToPlace, queue_size: int, now: float, excluded: Collection[int] = ()
+    ) -> int:
         """0 = hold, k = slot k - 1.
 
         `queue_size`: requests at the router, this one included. `excluded`: slots that must not be chosen.
@@ -168,7 +170,7 @@ class Decider:
         return closed
 
     def observe(
-        self, request: Request, queue_size: int, now: float
+        self, request: RequestToPlace, queue_size: int, now: float
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
         """Entities [R, F], context [C] and legal actions [R + 1] as a learned policy would see them now."""
         if self.books.version != self._version:

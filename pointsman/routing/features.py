@@ -1,7 +1,9 @@
 """What a learned policy sees, number by number: each feature is declared here, once, with its scale.
 
 `observation.py` computes them. Times are read as log2(1 + t / limit): 0 for nothing, 1.0 at the limit that
-the service level allows, and still growing at a hundred times that. Output lengths enter only through the
+the service level allows, and still growing at a hundred times that. The limits here, 2 s to the first token
+and 0.1 s between tokens, are those of the default service level; a policy trained for another one has its own
+in their place. Output lengths enter only through the
 router's own estimate.
 """
 

@@ -83,7 +83,8 @@ def choose_by_rule(router, memory, policy, ask, now):
         return any_of(router, memory, ask) + 1
     if kind == ROUND_ROBIN:
         k = first_from(router, memory.round_robin % router.num_replicas, ask)
-        memory.round_robin = k + 1
+        if k >= 0:
+            memory.round_robin = k + 1
         return k + 1
     if kind == WEIGHTED_ROUND_ROBIN:
         return smooth_round_robin(router, memory, ask) + 1

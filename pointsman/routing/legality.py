@@ -30,17 +30,17 @@ def prepare(router, ask):
     known = float(max(ask.prompt_tokens, ask.seen_tokens + 1))
     wished = ask.prompt_tokens + (ask.expected_output if ask.max_tokens == UNKNOWN else ask.max_tokens)
     if wished > router.fits_anywhere:  # an expectation that nobody can meet must not keep it waiting
-        wished = min(wished, largest_memory(router))
+        wished = min(wished, largest_memory(router, ask))
     ask.needs_tokens = max(known, wished)
 
 
 @kernel
-def largest_memory(router):
-    """Tokens of KV memory, over the replicas that accept requests."""
+def largest_memory(router, ask):
+    """Tokens of KV memory, over the replicas that accept requests with such a prompt."""
     signals = signals_of(router)
     largest = 0.0
     for k in range(router.num_replicas):
-        if signals[ACCEPTING, k] > 0.0:
+        if signals[ACCEPTING, k] > 0.0 and ask.prompt_tokens <= signals[MAX_PROMPT_TOKENS, k]:
             largest = max(largest, signals[KV_CAPACITY_TOKENS, k])
     return largest
 

@@ -47,7 +47,7 @@ from pointsman.routing.signals import (
     WORK_S,
 )
 
-# Times are compared with these: the default service level of the configuration.
+# Times are compared with the service level that the policy was trained for; by default, this one.
 TTFT_LIMIT_S = 2.0
 STEP_LIMIT_S = 0.1
 
@@ -116,6 +116,7 @@ def fill_observation(router, policy, ask, now, entities, context):
     prompt = float(ask.prompt_tokens)
     output = ask.expected_output
     waited_s = now - ask.arrived_at
+    ttft_limit_s, step_limit_s = policy.ttft_limit_s, policy.step_limit_s
     best = best_measured = np.inf
     usual = usual_excess(signals, num_replicas)
     sum_outstanding = sum_squares = sum_kv = sum_backlog = 0.0
@@ -153,23 +154,23 @@ def fill_observation(router, policy, ask, now, entities, context):
         delay_s = delay_added(signals, k, prompt, output, slowdown_of(signals, k, usual))
         excess = step_excess(signals, k, STEP_S)
         measured_s = delay_added(signals, k, prompt, output, excess)
-        trend = signals[TTFT_TREND_S, k] / TTFT_LIMIT_S
+        trend = signals[TTFT_TREND_S, k] / ttft_limit_s
         row = entities[k]
         row[features.OUTSTANDING] = log2p(outstanding / 16.0)
         row[features.WAITING] = log2p(signals[WAITING, k] / 4.0)
         row[features.OUTSTANDING_SHARE] = min(8.0, outstanding / (mean_outstanding + 1.0) - 1.0)
         row[features.KV_AFTER] = min(4.0, booked / capacity)
         row[features.KV_EXPECTED] = min(4.0, (booked + signals[REMAINING_TOKENS, k] + output) / capacity)
-        row[features.BACKLOG] = log2p(backlog_s / TTFT_LIMIT_S)
-        row[features.BACKLOG_AFTER] = log2p((backlog_s + own_s) / TTFT_LIMIT_S)
-        row[features.OWN_PREFILL] = log2p(own_s / TTFT_LIMIT_S)
-        row[features.WORK] = log2p(signals[WORK_S, k] / (10.0 * TTFT_LIMIT_S))
-        row[features.MEAN_WAIT] = log2p(signals[MEAN_WAIT_S, k] / TTFT_LIMIT_S)
-        row[features.OLDEST_WAIT] = log2p(signals[OLDEST_WAIT_S, k] / TTFT_LIMIT_S)
-        row[features.TTFT] = log2p(signals[TTFT_S, k] / TTFT_LIMIT_S)
-        row[features.TTFT_SLOW] = log2p(signals[TTFT_SLOW_S, k] / TTFT_LIMIT_S)
-        row[features.STEP] = log2p(signals[STEP_S, k] / STEP_LIMIT_S)
-        row[features.STEP_PREDICTED] = log2p(predicted_s / STEP_LIMIT_S)
+        row[features.BACKLOG] = log2p(backlog_s / ttft_limit_s)
+        row[features.BACKLOG_AFTER] = log2p((backlog_s + own_s) / ttft_limit_s)
+        row[features.OWN_PREFILL] = log2p(own_s / ttft_limit_s)
+        row[features.WORK] = log2p(signals[WORK_S, k] / (10.0 * ttft_limit_s))
+        row[features.MEAN_WAIT] = log2p(signals[MEAN_WAIT_S, k] / ttft_limit_s)
+        row[features.OLDEST_WAIT] = log2p(signals[OLDEST_WAIT_S, k] / ttft_limit_s)
+        row[features.TTFT] = log2p(signals[TTFT_S, k] / ttft_limit_s)
+        row[features.TTFT_SLOW] = log2p(signals[TTFT_SLOW_S, k] / ttft_limit_s)
+        row[features.STEP] = log2p(signals[STEP_S, k] / step_limit_s)
+        row[features.STEP_PREDICTED] = log2p(predicted_s / step_limit_s)
         row[features.STEP_EXCESS] = bounded_log2(excess)
         row[features.STEP_EXCESS_SLOW] = bounded_log2(step_excess(signals, k, STEP_SLOW_S))
         row[features.TTFT_TREND] = math.copysign(log2p(abs(trend)), trend)
@@ -186,13 +187,13 @@ def fill_observation(router, policy, ask, now, entities, context):
         row[features.ACCEPTING] = signals[ACCEPTING, k]
         row[features.HAS_ROOM] = has_room(signals, k, prompt, policy)
         row[features.DELAY_RATIO] = bounded_log2(delay_s / best)
-        row[features.DELAY_GAP] = min(8.0, log2p((delay_s - best) / TTFT_LIMIT_S))
+        row[features.DELAY_GAP] = min(8.0, log2p((delay_s - best) / ttft_limit_s))
         row[features.MEASURED_DELAY_RATIO] = bounded_log2(measured_s / best_measured)
 
     spread = sum_squares / num_replicas - mean_outstanding * mean_outstanding
     context[features.PROMPT] = math.log2(max(1.0, prompt) / 512.0)
     context[features.EXPECTED_OUTPUT] = math.log2(max(1.0, output) / 128.0)
-    context[features.WAITED] = log2p(waited_s / TTFT_LIMIT_S)
+    context[features.WAITED] = log2p(waited_s / ttft_limit_s)
     context[features.HOLD_USED] = min(1.0, waited_s / router.max_hold_s)
     context[features.QUEUE] = log2p(router.queue_size / (8.0 * num_replicas))
     context[features.MEAN_OUTSTANDING] = log2p(mean_outstanding / 16.0)
@@ -201,11 +202,11 @@ def fill_observation(router, policy, ask, now, entities, context):
     context[features.OUTSTANDING_RANGE] = log2p(outstanding_range / (mean_outstanding + 1.0))
     context[features.MEAN_KV] = min(4.0, sum_kv / num_replicas)
     context[features.MIN_KV] = min(4.0, min_kv)
-    context[features.MEAN_BACKLOG] = log2p(sum_backlog / num_replicas / TTFT_LIMIT_S)
-    context[features.MIN_BACKLOG] = log2p(min_backlog / TTFT_LIMIT_S)
+    context[features.MEAN_BACKLOG] = log2p(sum_backlog / num_replicas / ttft_limit_s)
+    context[features.MIN_BACKLOG] = log2p(min_backlog / ttft_limit_s)
     context[features.ROOM_SHARE] = num_room / num_replicas
     context[features.ACCEPTING_SHARE] = num_accepting / num_replicas
-    context[features.BEST_DELAY] = log2p(best / (10.0 * TTFT_LIMIT_S))
+    context[features.BEST_DELAY] = log2p(best / (10.0 * ttft_limit_s))
     context[features.SCRAPE_AGE] = log2p(scrape_age_s / TTFT_LIMIT_S)
     return outstanding_range
 

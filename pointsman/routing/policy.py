@@ -25,6 +25,7 @@ from pointsman.routing.features import (
     NUM_ENTITY_FEATURES,
 )
 from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.observation import STEP_LIMIT_S, TTFT_LIMIT_S
 from pointsman.routing.records import POLICY
 from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX, SIGNALS
 from pointsman.routing.sources import LEARNED, look_up
@@ -106,6 +107,7 @@ class PolicyTables:
         self._loaded: dict[Path, Checkpoint] = {}
         self._networks: dict[int, NetworkTables] = {}
         self.rows = Records(len(policies), POLICY)
+        self.rows.ttft_limit_s, self.rows.step_limit_s = TTFT_LIMIT_S, STEP_LIMIT_S
         for row, policy in zip(self.rows, policies, strict=True):
             if policy is None:
                 row.kind = heuristics.EXTERNAL
@@ -146,6 +148,9 @@ class PolicyTables:
         row.hold_s = room.get("recheck_s", 1.0)
         row.kv_limit = room.get("kv_limit", 0.95)
         row.prefill_limit = room.get("prefill_limit_tokens", 2048.0)
+        slo = checkpoint.metadata.get("slo", {})
+        row.ttft_limit_s = slo.get("ttft_s", TTFT_LIMIT_S)
+        row.step_limit_s = slo.get("tpot_s", STEP_LIMIT_S)
         row.network = self.rows.hold(network.rows)
         row.max_replicas = max_replicas
         row.entities = self.rows.hold(np.zeros((max_replicas, NUM_ENTITY_FEATURES), np.float32))

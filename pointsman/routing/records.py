@@ -50,8 +50,14 @@ ACCOUNT = np.dtype(
         ("num_tokens", "i8"),
         ("last_step_at", "f8"),
         ("scraped_at", "f8"),  # when the server's gauges were last read
-        ("steps", "i8"),  # [2, NUM_STEPS] f8: streams that decoded and length of the last steps; 0: not kept
-        ("num_steps", "i8"),  # that were ever written there
+        # Of the steps since the last window was closed; see streams.py.
+        ("stepped_at", "f8"),  # when the last step ended, or the first stream of many began
+        ("window_steps", "i8"),
+        ("window_s", "f8"),
+        ("window_streams", "f8"),
+        ("window_prompt_tokens", "f8"),
+        ("windows", "i8"),  # [NUM_WINDOWS, 4] f8: the last of them; 0: not kept
+        ("num_windows", "i8"),  # that were ever written there
     ],
     align=True,
 )
@@ -95,6 +101,8 @@ POLICY = np.dtype(
         ("hold_s", "f8"),  # a held request is decided anew when there is room, or after this
         ("kv_limit", "f8"),  # room: share of the KV memory that may be booked
         ("prefill_limit", "f8"),  # room: prompt tokens that may wait on a replica
+        ("ttft_limit_s", "f8"),  # the service level that features of time are compared with
+        ("step_limit_s", "f8"),
         ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score
         # Learned: addresses of the network and of its working memory for this router.
         ("network", "i8"),

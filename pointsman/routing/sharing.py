@@ -114,17 +114,18 @@ def add_book(own_keys, theirs, signals, num_replicas):
 def merge_books(own_signals, merged, num_replicas, books, num_books, own_book):
     """Write the signals of all processes together into `merged`; all are addresses.
 
-    A book that was laid out anew while it was read left a mixture of two, so it begins again.
+    A book that was laid out anew while it was read left a mixture of two, so it begins again; at last without
+    the others, whose books do not hold still.
     """
     own = float_table(own_signals, NUM_SIGNALS, num_replicas)
     signals = float_table(merged, NUM_SIGNALS, num_replicas)
     own_keys = long_list(books + own_book * _SIZE + _KEYS_AT, num_replicas)
-    for _ in range(MAX_TRIES):
-        is_whole = True
+    for num_tries in range(MAX_TRIES + 1):
         for row in range(NUM_SIGNALS):
             for k in range(num_replicas):
                 signals[row, k] = own[row, k]
-        for book in range(num_books):
+        is_whole = True
+        for book in range(num_books if num_tries < MAX_TRIES else 0):
             if book != own_book and not add_book(own_keys, books + book * _SIZE, signals, num_replicas):
                 is_whole = False
         if is_whole:

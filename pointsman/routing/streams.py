@@ -3,6 +3,10 @@
 Between two steps of a server its streams bring a token each, at one instant or nearly so; what came at one
 instant is booked together. A request that does not stream is taken to have its first token when the prompts
 ahead of it must have been read. Entry points get the address of the ROUTER record.
+
+What calibration.py learns the servers' speed from are windows: some steps in a row, how long they took, how
+many streams got a token in each, and how many prompt tokens were read meanwhile. A window ends when no prompt
+is waiting, so that it is known which prompts were read in it.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ from pointsman.routing.signals import (
 entry_point = partial(jit.entry_point, keeps_gil=True)
 
 SCRAPE_LIMIT_S = 5.0  # gauges older than this say nothing any more
-NUM_STEPS = 256  # kept for calibration.py
+NUM_WINDOWS = 64  # kept for calibration.py
+MIN_WINDOW_STEPS, MAX_WINDOW_STEPS = 16, 256
 FORGET_S = 10.0  # nor do the steps and first tokens of a replica that has had nothing to do for so long
 
 
@@ -80,14 +85,29 @@ def add_tokens(router, k, num_tokens, now):
 
 
 @kernel
-def keep_step(router, k, step_s):
+def add_steps(router, k, num_steps, now):
+    """Steps in which every decoding stream got a token, from the end of the one before.
+
+    Tokens of one step arrive one after the other, in any order; from step to step that cancels.
+    """
     account = account_at(router.accounts, k)
-    if account.steps != 0:
-        steps = float_table(account.steps, 2, NUM_STEPS)
-        at = account.num_steps % NUM_STEPS
-        steps[0, at] = signals_of(router)[DECODING, k]
-        steps[1, at] = step_s
-        account.num_steps += 1
+    if account.windows == 0:
+        return
+    signals = signals_of(router)
+    account.window_steps += num_steps
+    account.window_s += now - account.stepped_at
+    account.stepped_at = now
+    account.window_streams += num_steps * signals[DECODING, k]
+    is_known = signals[WAITING, k] == 0.0 and account.window_steps >= MIN_WINDOW_STEPS
+    if is_known or account.window_steps >= MAX_WINDOW_STEPS:
+        window = float_table(account.windows, NUM_WINDOWS, 4)[account.num_windows % NUM_WINDOWS]
+        window[0] = account.window_steps
+        window[1] = account.window_s
+        window[2] = account.window_streams
+        window[3] = account.window_prompt_tokens
+        account.num_windows += 1
+        account.window_steps = 0
+        account.window_s = account.window_streams = account.window_prompt_tokens = 0.0
 
 
 @kernel
@@ -106,6 +126,11 @@ def record_first_token(routers, i, now):
     ticket.num_output = 1
     if not ticket.is_started:
         end_silence(router, i)
+        account = account_at(router.accounts, ticket.replica)
+        if signals_of(router)[DECODING, ticket.replica] > 0.0:
+            account.window_prompt_tokens += ticket.prompt_tokens
+        else:  # no stream felt how long it took
+            account.stepped_at = now
         book_first_token(router, i, ticket.prompt_tokens, now)
     add_tokens(router, ticket.replica, 1, now)
 
@@ -125,7 +150,7 @@ def record_tokens(routers, i, num_tokens, now):
         step_s = (now - ticket.last_token_at) / num_tokens
         book_step(router, k, step_s)
         account.last_step_at = now
-        keep_step(router, k, step_s)
+        add_steps(router, k, num_tokens, now)
     ticket.last_token_at = now
     ticket.num_output += num_tokens
     add_tokens(router, k, num_tokens, now)

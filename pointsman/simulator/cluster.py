@@ -47,6 +47,7 @@ from pointsman.simulator.state import (
     JOIN,
     NUM_TBT_BINS,
     ORCA,
+    POWER,
     REPLICA,
     REQUEST,
     SARATHI,
@@ -56,11 +57,13 @@ from pointsman.simulator.state import (
     VLLM,
     VLLM_V1,
 )
+from pointsman.simulator.steps import PowerLimit
 from pointsman.workload import Workload
 
 Array = NDArray[Any]
 
 SCHEDULER_KINDS = {"vllm-v1": VLLM_V1, "vllm": VLLM, "sarathi": SARATHI, "orca": ORCA}
+COST_ARRAYS = ("coefficients", "token_s", "sequence_s", "decode_s", "prefill_s", "grid", "start_s")
 EVENT_KINDS = {"slow": SLOW, "fail": FAIL, "recover": JOIN, "join": JOIN, "drain": DRAIN}
 
 NO_LIMIT_S = 1e9
@@ -114,7 +117,9 @@ class Clusters:
             row.num_token_s, row.num_sequence_s = table.token_s.size, table.sequence_s.size
             row.decode_rows, row.decode_columns = table.decode_s.shape
             row.prefill_rows, row.prefill_columns = table.prefill_s.shape
-            for field in ("coefficients", "token_s", "sequence_s", "decode_s", "prefill_s", "grid"):
+            row.num_start_s = table.start_s.size
+            row.power = self.sims.hold(_power_record(table.power))
+            for field in COST_ARRAYS:
                 setattr(row, field, self.sims.hold(np.ascontiguousarray(getattr(table, field))))
         return self.sims.hold(rows)
 
@@ -182,11 +187,16 @@ class Clusters:
         replica.block_size = scheduler.block_size
         replica.num_blocks = plan.num_blocks
         replica.max_tokens = plan.kv_capacity_tokens
+        replica.give_up_tokens = plan.give_up_tokens
         replica.watermark_blocks = plan.watermark_blocks
         replica.max_seqs = replica.micro_seqs = plan.max_seqs
         if isinstance(scheduler, VllmV1Scheduler):
             replica.max_batch_tokens = scheduler.max_num_batched_tokens
             replica.long_prefill_tokens = scheduler.long_prefill_token_threshold
+            replica.is_async = bool(scheduler.async_scheduling)
+            replica.api_s = scheduler.api_s or 0.0
+            replica.api_s_per_token = scheduler.api_s_per_token or 0.0
+            replica.api_s_per_stream = scheduler.api_s_per_stream or 0.0
         else:
             replica.max_batch_tokens = scheduler.max_tokens_in_batch
             replica.chunk_tokens = scheduler.chunk_size
@@ -235,6 +245,13 @@ class Clusters:
             seen.add(event.replica)
 
 
+def _power_record(limit: PowerLimit | None) -> Array:
+    record = _records(1, POWER)
+    for name, value in limit or ():
+        record[name] = value
+    return record
+
+
 def _records(shape: int | tuple[int, ...], dtype: Any) -> Array:
     return np.zeros(shape, dtype).view(np.recarray)
 
@@ -246,8 +263,8 @@ def _fill_weights(signals: Array, plans: Sequence[ReplicaPlan]) -> None:
 
 
 def _heap_size(plans: Sequence[ReplicaPlan], workload: Workload) -> int:
-    """An end for each stage, an arrival for each user, a timer, a scrape on its way and the next one."""
-    return sum(plan.scheduler.pipeline_stages for plan in plans) + workload.num_users + 3
+    """An end for each stage, a wake-up for each replica, an arrival for each user, a timer, two scrapes."""
+    return sum(plan.scheduler.pipeline_stages + 1 for plan in plans) + workload.num_users + 3
 
 
 def _plan_first_events(sim: Any, heap: Array, workload: Workload) -> None:

@@ -1,8 +1,10 @@
-"""How long one pipeline stage takes for a batch: three cost models, one compiled function.
+"""How long one pipeline stage takes for a batch: four cost models, one compiled function.
 
 - `linear`    a + b*P + c*D + d*S + e*Q, the closed form of Vidur's golden runs;
 - `roofline`  from the model's shape and the device's peak: whichever of memory and arithmetic is slower;
-- `profile`   measured tables (`profile.py`).
+- `profile`   measured tables, operator by operator (`profile.py`);
+- `steps`     measured on a server, step by step (`steps.py`), and `auto`: that where the package has it
+              (`measured.py`), else `roofline`.
 
 Whatever the model, it becomes `CostTables`, and the simulator calls `stage_time`. A batch is described by
 
@@ -29,7 +31,9 @@ from pydantic import BeforeValidator, Field
 
 from pointsman.errors import InputError
 from pointsman.simulator.hardware import DTYPE_BYTES, Deployment
+from pointsman.simulator.measured import find_measured
 from pointsman.simulator.profile import CHUNK_STEP_TOKENS, KV_STEP_TOKENS, ProfileCost, read_profile
+from pointsman.simulator.steps import PowerLimit, StepsCost, curve_table
 from pointsman.spec import Spec, one_of
 
 Floats = NDArray[np.float64]
@@ -37,6 +41,7 @@ Floats = NDArray[np.float64]
 LINEAR, TABLE, PROFILE = range(3)
 NUM_COEFFICIENTS = 6
 NUM_GRID_STEPS = 3
+PER_PAIR = 4  # index of e in `coefficients`
 SEVERAL_CHUNKS = 5  # index of the factor behind a, b, c, d, e in `coefficients`
 
 # Beyond these, dense and mixture models alike are limited by arithmetic and grow linearly.
@@ -78,7 +83,15 @@ class RooflineCost(Spec):
     overhead_s: float = Field(default=STEP_OVERHEAD_S, ge=0, description="fixed time a step, seconds")
 
 
-AnyCost = LinearCost | RooflineCost | ProfileCost
+class AutoCost(Spec):
+    """Measured on this device and model where the package has it, else `roofline`."""
+
+    kind: Literal["auto"]
+
+
+DEFAULT_ROOFLINE = RooflineCost(kind="roofline")
+
+AnyCost = AutoCost | LinearCost | RooflineCost | ProfileCost | StepsCost
 CostSpec = Annotated[AnyCost, BeforeValidator(one_of("cluster.cost", get_args(AnyCost)))]
 
 
@@ -86,13 +99,15 @@ CostSpec = Annotated[AnyCost, BeforeValidator(one_of("cluster.cost", get_args(An
 class CostTables:
     """A cost model as flat arrays; times in seconds for one pipeline stage.
 
-    kind          LINEAR, TABLE (roofline) or PROFILE
+    kind          LINEAR, TABLE (roofline, steps) or PROFILE
     coefficients  [6] a, b, c, d, e, and the factor on prefill attention with several chunks (PROFILE)
     token_s       [tokens + 1] by T: weights, products, communication, fixed overhead
     sequence_s    [sequences + 1] by sequences in the batch: LM head (TABLE) or CPU overhead (PROFILE)
     decode_s      [decodes + 1, contexts] by D and S / D / grid[0] (PROFILE)
     prefill_s     [contexts, chunks] by K / grid[1] and sqrt(C2) / grid[2] (PROFILE)
     grid          [3] tokens a cell
+    start_s       [tokens + 1] by T: what a step takes longer if the engine was idle
+    power         the device's power limit, if it has one
 
     Tables are continued linearly from their last two entries; a table of one entry is constant.
     """
@@ -104,6 +119,8 @@ class CostTables:
     decode_s: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     prefill_s: Floats = field(default_factory=lambda: np.zeros((1, 1)))
     grid: NDArray[np.int64] = field(default_factory=lambda: np.ones(3, np.int64))
+    start_s: Floats = field(default_factory=lambda: np.zeros(1))
+    power: PowerLimit | None = None
 
     def stage_s(
         self,
@@ -115,7 +132,7 @@ class CostTables:
         kv_tokens: int = 0,
         squares: float = 0.0,
     ) -> float:
-        """`stage_time` for callers outside the compiled code."""
+        """`stage_time` for callers outside the compiled code: at full clocks."""
         tables = (self.coefficients, self.token_s, self.sequence_s, self.decode_s, self.prefill_s, self.grid)
         # Always the same types: numba compiles once for each combination.
         tokens = (num_prefill_tokens, num_decodes, context_tokens)
@@ -123,16 +140,32 @@ class CostTables:
         return float(stage_time(self.kind, *tables, *batch))
 
 
-def cost_tables(spec: LinearCost | RooflineCost | ProfileCost, deployment: Deployment | None) -> CostTables:
-    """`deployment` may be missing for a linear cost, which knows no hardware."""
+def cost_tables(spec: AnyCost, deployment: Deployment | None) -> CostTables:
+    """`deployment` may be missing for costs that know no hardware."""
     if isinstance(spec, LinearCost):
         return CostTables(LINEAR, np.array([spec.a, spec.b, spec.c, spec.d, spec.e, 1.0]))
+    if isinstance(spec, StepsCost):
+        return _steps_tables(spec)
     if deployment is None:
         problem = "needs to know what the replica runs on"
         raise InputError("cost.kind", spec.kind, problem, "set the replica's device and model")
-    if isinstance(spec, RooflineCost):
-        return _roofline_tables(spec, deployment)
-    return _profile_tables(spec, deployment)
+    if isinstance(spec, ProfileCost):
+        return _profile_tables(spec, deployment)
+    if isinstance(spec, AutoCost):
+        measured = find_measured(deployment)
+        return _steps_tables(measured.cost) if measured else _roofline_tables(DEFAULT_ROOFLINE, deployment)
+    return _roofline_tables(spec, deployment)
+
+
+def _steps_tables(spec: StepsCost) -> CostTables:
+    return CostTables(
+        kind=TABLE,
+        coefficients=np.array([0.0, 0.0, 0.0, spec.context_s, spec.pair_s, 1.0]),
+        token_s=curve_table(spec.step_s),
+        sequence_s=np.array([0.0, spec.sequence_s]),
+        start_s=np.append(curve_table(spec.start_s), spec.start_s[-1][1]),
+        power=spec.power,
+    )
 
 
 def _profile_tables(spec: ProfileCost, deployment: Deployment) -> CostTables:
@@ -215,7 +248,8 @@ _compiled = njit(cache=True, nogil=True, forceinline=True, _nrt=False)  # type: 
 
 
 @_compiled
-def _at(table, index):  # type: ignore[no-untyped-def]
+def value_at(table, index):  # type: ignore[no-untyped-def]
+    """The entry of a table, which is continued linearly."""
     last = table.size - 1
     if index <= last:
         return table[index]
@@ -262,7 +296,7 @@ def stage_time(  # type: ignore[no-untyped-def]
     )
     if kind == LINEAR:
         return time_s
-    time_s += _at(token_s, num_prefill_tokens + num_decodes) + _at(sequence_s, num_seqs)
+    time_s += value_at(token_s, num_prefill_tokens + num_decodes) + value_at(sequence_s, num_seqs)
     if kind == PROFILE:
         if num_decodes > 0:
             time_s += _bilinear(decode_s, num_decodes, context_tokens / num_decodes / grid[0])

@@ -75,12 +75,16 @@ def act(sim, action):
     request = request_at(sim.requests, i)
     replica = replica_at(sim.replicas, k)
     request.replica = k
-    request.limit = min(request.num_prefill + request.num_decode, replica.max_tokens)
+    request.limit = request.num_prefill + request.num_decode
+    if request.limit > replica.max_tokens:
+        # The last token is not kept, so even a prompt that fills the memory brings one.
+        request.limit = max(replica.give_up_tokens, request.num_prefill + 1)
     if request.dispatched_at < 0.0 and sim.now > request.arrived_at:
         sim.num_held += 1
         sim.held_s += sim.now - request.arrived_at
     request.dispatched_at = sim.now
     replica.num_sent += 1
+    pass_api_server(sim, k, i)
     outstanding = signals_of(sim.router)[OUTSTANDING, k]
     book_sent(sim.router, k, i, request.num_prefill, sim.now)
     measure_outstanding(sim, k, outstanding)
@@ -89,6 +93,17 @@ def act(sim, action):
     sim.num_touched += 1
     if sim.num_touched > sim.router.num_replicas:
         compact_touched(sim)
+
+
+@kernel
+def pass_api_server(sim, k, i):
+    """Note when the engine gets the request. Requests do not overtake each other on the way."""
+    replica = replica_at(sim.replicas, k)
+    request = request_at(sim.requests, i)
+    on_the_way_s = replica.api_s + replica.api_s_per_token * request.num_prefill
+    on_the_way_s += replica.api_s_per_stream * replica.num_decoding
+    replica.reached_at = max(replica.reached_at, sim.now + on_the_way_s)
+    request.reached_at = replica.reached_at
 
 
 @kernel
@@ -191,6 +206,7 @@ def fail(sim, k):
     replica.num_fresh = 0
     replica.sum_processed = 0
     replica.next_finish = FAR
+    replica.reached_at = 0.0
     for phase in range(replica.block_size):
         phase_count[phase] = 0
     update_gauges(replica)

@@ -89,13 +89,13 @@ class Model(Spec):
         return self
 
     def attention_parameters(self, tensor_parallel: int = 1) -> float:
-        """Of one layer, on one device. KV heads are copied where there are more devices than heads."""
+        """Count those of one layer, on one device. KV heads are copied if there are fewer than devices."""
         query = self.num_heads / tensor_parallel
         kv = max(1.0, self.num_kv_heads / tensor_parallel)
         return self.hidden_size * self.head_dim * 2 * (query + kv)
 
     def mlp_parameters(self, tensor_parallel: int = 1) -> float:
-        """Of one expert (the whole MLP of a dense model) of one layer, on one device."""
+        """Count those of one expert (the whole MLP of a dense model) of one layer, on one device."""
         num_matrices = 3 if self.is_mlp_gated else 2
         return num_matrices * self.hidden_size * self.intermediate_size / tensor_parallel
 

@@ -42,6 +42,7 @@ from pointsman.simulator.replica import (
     stage_end,
     stage_schedule,
     step_alone,
+    wake_replica,
 )
 from pointsman.simulator.state import (
     DECISION,
@@ -148,6 +149,9 @@ def handle_first(sim):
             stage_end(sim, k, stage, slot_of(what))
         return
     drop_first(sim)
+    if kind == REPLICA_SCHEDULE:
+        wake_replica(sim, index_of(what))
+        return
     handle_router_event(sim, kind, index_of(what))
 
 

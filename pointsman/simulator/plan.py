@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from pointsman.errors import InputError
-from pointsman.simulator.cost import CostTables, cost_tables
+from pointsman.simulator.cost import AutoCost, CostTables, cost_tables
 from pointsman.simulator.hardware import Catalogue, Deployment, kv_capacity_blocks, load_catalogue, vidur_plan
+from pointsman.simulator.measured import find_measured
 from pointsman.simulator.profile import ProfileCost
 from pointsman.simulator.spec import AnyScheduler, ClusterSpec, ReplicaGroup, VllmV1Scheduler
+from pointsman.spec import parse_spec, read_yaml
 from pointsman.workload import Workload
 
 # The steps a router's calibration would time: a prompt chunk, and decoding with a full and an empty batch.
@@ -46,6 +50,16 @@ class ReplicaPlan:
         if self.scheduler.kind == "orca":
             return min(tokens, self.scheduler.max_sequence_tokens)
         return tokens
+
+    @property
+    def give_up_tokens(self) -> int:
+        """Where it gives up a sequence that is longer than that.
+
+        Vidur's vllm and sarathi want a free block for every token, and put to sleep what leaves none.
+        """
+        if self.scheduler.kind in ("vllm", "sarathi"):
+            return min(self.kv_capacity_tokens, (self.num_blocks - 1) * self.scheduler.block_size)
+        return self.kv_capacity_tokens
 
     @property
     def watermark_blocks(self) -> int:
@@ -106,6 +120,8 @@ def plan_replicas(spec: ClusterSpec, base_dir: Path | None = None) -> list[Repli
 def _plan_group(
     spec: ClusterSpec, group: ReplicaGroup, catalogue: Catalogue, base_dir: Path | None
 ) -> ReplicaPlan:
+    if group.description is not None:
+        group = _described(group, (base_dir or Path()) / group.description)
     scheduler = group.scheduler or spec.scheduler
     deployment = Deployment(
         device=catalogue.device(group.device or spec.device),
@@ -118,6 +134,9 @@ def _plan_group(
     if isinstance(cost, ProfileCost) and base_dir is not None:
         cost = cost.under(base_dir)
     costs = cost_tables(cost, deployment)
+    measured = find_measured(deployment) if isinstance(cost, AutoCost) else None
+    if measured is not None and isinstance(scheduler, VllmV1Scheduler):
+        scheduler = scheduler.model_copy(update=measured.missing_times(scheduler))
     num_blocks, max_seqs = _memory(scheduler, deployment, spec.memory_utilization)
     num_blocks = max(1, int(num_blocks * (group.kv_memory_share or spec.kv_memory_share)))
     plan = ReplicaPlan(
@@ -131,6 +150,17 @@ def _plan_group(
     )
     _check_plan(plan)
     return plan
+
+
+def _described(group: ReplicaGroup, path: Path) -> ReplicaGroup:
+    """The group with what the file says, where the group itself says nothing."""
+    found = read_yaml(path, "replica").get("replica")
+    if not isinstance(found, dict):
+        remedy = "give a file written by `pointsman calibrate --out`"
+        raise InputError("cluster.replicas.description", str(path), "has no section `replica`", remedy)
+    described = parse_spec(ReplicaGroup, found, f"{path}: replica")
+    given = {name: getattr(group, name) for name in group.model_fields_set}
+    return described.model_copy(update=given)
 
 
 def _memory(scheduler: AnyScheduler, deployment: Deployment, memory_utilization: float) -> tuple[int, int]:
@@ -170,7 +200,7 @@ def _check_plan(plan: ReplicaPlan) -> None:
 
 def check_workload(plans: Sequence[ReplicaPlan], workload: Workload) -> None:
     """Every request must fit on some replica, else it would wait for ever."""
-    prompts, outputs = workload.num_prefill_tokens, workload.num_decode_tokens
+    prompts, sizes = workload.num_prefill_tokens, workload.num_prefill_tokens + workload.num_decode_tokens
     largest = max(plan.kv_capacity_tokens for plan in plans)
     longest_prompt = max(plan.max_prompt_tokens for plan in plans)
     if prompts.max() > longest_prompt:
@@ -182,12 +212,14 @@ def check_workload(plans: Sequence[ReplicaPlan], workload: Workload) -> None:
             f"no replica takes a prompt of more than {longest_prompt} tokens",
             f"raise cluster.scheduler.{limit} or set workload.max_tokens",
         )
-    sizes = prompts + outputs
-    if sizes.max() > largest:
-        row = int(sizes.argmax())
+    fits = np.zeros(len(workload), np.bool_)
+    for longest, memory in {(plan.max_prompt_tokens, plan.kv_capacity_tokens) for plan in plans}:
+        fits |= (prompts <= longest) & (sizes <= memory)
+    if not fits.all():
+        row = int(np.where(fits, 0, sizes).argmax())
         raise InputError(
             f"workload request {workload.request_id[row]}, num_prefill_tokens + num_decode_tokens",
             int(sizes[row]),
-            f"more than the KV memory of any replica ({largest} tokens)",
+            f"more than the KV memory of any replica that takes its prompt (the largest: {largest} tokens)",
             "raise cluster.scheduler.num_blocks, use a larger device, or set workload.max_tokens",
         )

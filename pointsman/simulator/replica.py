@@ -18,7 +18,7 @@ from pointsman.routing.booking import (
 )
 from pointsman.routing.records import NOBODY, ticket_at
 from pointsman.routing.signals import OUTSTANDING
-from pointsman.simulator.cost import NUM_COEFFICIENTS, NUM_GRID_STEPS, stage_time
+from pointsman.simulator.cost import NUM_COEFFICIENTS, NUM_GRID_STEPS, stage_time, value_at
 from pointsman.simulator.events import (
     BATCH_END,
     REPLICA_SCHEDULE,
@@ -34,6 +34,7 @@ from pointsman.simulator.events import (
 )
 from pointsman.simulator.gauges import update_gauges
 from pointsman.simulator.measures import measure_finish, measure_first_token, measure_outstanding
+from pointsman.simulator.power import limited_time
 from pointsman.simulator.queue import give_back, wake_router
 from pointsman.simulator.schedulers import form_batch, num_sequences
 from pointsman.simulator.sequences import (
@@ -81,18 +82,52 @@ def replica_schedule(sim, k):
 def start_batch(sim, k, slot):
     """Form a batch; False if there is nothing to run."""
     replica = replica_at(sim.replicas, k)
+    is_engine_idle = replica.num_running == 0
     if not form_batch(sim, k, slot):
+        plan_wake(sim, k)
         return False
     batch = batch_at(replica.batches, slot)
     batch.is_used = 1
     batch.formed_at = sim.now
-    batch.stage_s = batch_time(sim, k, slot)
+    batch.stage_s = limited_time(sim, k, slot, batch_time(sim, k, slot))
+    if is_engine_idle:
+        batch.stage_s += start_time(sim, k, slot)
+    replica.step_began_at = sim.now
     replica.num_in_flight += 1
     for entry in range(batch.num_entries):
         request = request_at(sim.requests, entry_at(batch.entries, entry).request)
         if request.scheduled_at < 0.0:
             request.scheduled_at = sim.now
     return True
+
+
+@kernel
+def plan_wake(sim, k):
+    """Nothing to run: look again when the next request has come through the API server."""
+    replica = replica_at(sim.replicas, k)
+    if replica.num_waiting == 0 or replica.is_wake_planned:
+        return
+    reached_at = request_at(sim.requests, replica.waiting_head).reached_at
+    if reached_at > sim.now:
+        replica.is_wake_planned = 1
+        push_later(sim, reached_at, encode(REPLICA_SCHEDULE, k, 0, 0))
+        sim.num_live += 1
+
+
+@kernel
+def wake_replica(sim, k):
+    sim.num_live -= 1
+    replica_at(sim.replicas, k).is_wake_planned = 0
+    replica_schedule(sim, k)
+
+
+@kernel
+def start_time(sim, k, slot):
+    """What a step takes longer because no other ran while it was prepared."""
+    replica = replica_at(sim.replicas, k)
+    batch = batch_at(replica.batches, slot)
+    cost = cost_at(sim.costs, replica.cost)
+    return value_at(float_list(cost.start_s, cost.num_start_s), batch.prefill_tokens + batch.num_decodes)
 
 
 @kernel
@@ -356,7 +391,8 @@ def finish(sim, k, i):
         measure_outstanding(sim, k, outstanding)
         sim.num_decode_left += num_output
         sim.num_outgrown += 1
-        request.seen = request.limit
+        request.last_token_at = sim.now
+        request.seen = max(request.limit, replica.max_tokens)
         give_back(sim, k, i)
         return
     request.completed_at = sim.now

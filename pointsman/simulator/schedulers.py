@@ -335,6 +335,8 @@ def form_vllm_v1(sim, k, slot):
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
     num_preemptions = sim.num_preemptions
+    # With asynchronous scheduling this step was planned when the last one began, or now if none ran.
+    planned_at = replica.step_began_at if replica.is_async and replica.num_running > 0 else sim.now
     # The limit on long prompts protects others: a request that is alone may use the whole budget.
     limit = replica.long_prefill_tokens if replica.num_running + replica.num_waiting > 1 else 0
     budget = run_lazily_v1(sim, k, slot, limit) if batch.is_lazy else -1
@@ -345,6 +347,8 @@ def form_vllm_v1(sim, k, slot):
         return
     while replica.num_waiting > 0 and budget > 0 and replica.num_running < replica.max_seqs:
         request = request_at(sim.requests, replica.waiting_head)
+        if request.reached_at > planned_at:
+            break
         watermark = replica.watermark_blocks if replica.num_running > 0 else 0
         # The whole prompt must fit, though only the first chunk is allocated.
         full = blocks_for(request.prefill, replica.block_size)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from pointsman.errors import InputError
 from pointsman.routing.policy import HoldSpec
-from pointsman.simulator.cost import CostSpec, RooflineCost
+from pointsman.simulator.cost import AutoCost, CostSpec
 from pointsman.simulator.hardware import Dtype
 from pointsman.spec import Spec, one_of
 
@@ -27,6 +27,29 @@ class VllmV1Scheduler(Spec):
     num_blocks: PositiveInt | None = Field(default=None, description="KV blocks; absent = from memory")
     watermark: float = Field(default=0.0, ge=0, lt=1, description="share of blocks admission leaves free")
     pipeline_stages: PositiveInt = Field(default=1, le=64, description="pipeline parallelism")
+    async_scheduling: bool | None = Field(
+        default=None, description="the next step is planned while one runs; absent = as measured, else off"
+    )
+    api_s: float | None = Field(
+        default=None, ge=0, description="API server: seconds a request; absent = as measured, else 0"
+    )
+    api_s_per_token: float | None = Field(
+        default=None, ge=0, description="API server: seconds a prompt token; absent = as measured, else 0"
+    )
+    api_s_per_stream: float | None = Field(
+        default=None, ge=0, description="API server: seconds a running answer; absent = as measured, else 0"
+    )
+
+    @model_validator(mode="after")
+    def _async_has_one_stage(self) -> VllmV1Scheduler:
+        if self.async_scheduling and self.pipeline_stages > 1:
+            raise InputError(
+                "cluster.scheduler.async_scheduling",
+                True,
+                f"is not simulated with {self.pipeline_stages} pipeline stages",
+                "use one stage or leave it out",
+            )
+        return self
 
     @model_validator(mode="after")
     def _budget_covers_decodes(self) -> VllmV1Scheduler:
@@ -62,6 +85,9 @@ class ReplicaGroup(Spec):
     """Replicas of one kind; what is not given is taken from the cluster."""
 
     count: PositiveInt = Field(default=1, description="replicas of this kind")
+    description: Path | None = Field(
+        default=None, description="file of `pointsman calibrate`: its cost and scheduler"
+    )
     device: str | None = None
     model: str | None = None
     tensor_parallel: PositiveInt | None = None
@@ -119,7 +145,7 @@ class ClusterSpec(Spec):
         default=1.0, gt=0, le=1, description="share of the computed KV memory to use"
     )
     scheduler: SchedulerSpec = VllmV1Scheduler()
-    cost: CostSpec = RooflineCost(kind="roofline")
+    cost: CostSpec = AutoCost(kind="auto")
     signals: SignalsSpec = SignalsSpec()
     hold: HoldSpec = HoldSpec()
     events: tuple[ClusterEvent, ...] = ()

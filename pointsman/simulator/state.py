@@ -140,7 +140,12 @@ REPLICA = np.dtype(
         ("long_prefill_tokens", "i4"),
         ("blocks_per_seq", "i4"),  # orca reserves these
         ("max_tokens", "i4"),  # prompt and output of the longest sequence it can serve at all
+        ("give_up_tokens", "i4"),  # where it gives up a longer one
         ("cost", "i4"),
+        ("is_async", "i4"),  # the next step is planned while one runs
+        ("api_s", "f8"),  # from the router to the engine: the API server's time for any request
+        ("api_s_per_token", "f8"),  # and for each token of its prompt
+        ("api_s_per_stream", "f8"),  # and for each answer that streams out meanwhile
         ("is_alive", "i4"),
         ("is_accepting", "i4"),
         ("slowdown", "f8"),
@@ -155,6 +160,11 @@ REPLICA = np.dtype(
         ("waiting_head", "i8"),
         ("waiting_tail", "i8"),
         ("num_waiting", "i8"),
+        ("reached_at", "f8"),  # time at which the latest request reaches the engine
+        ("is_wake_planned", "i4"),  # for a request that is on its way to an idle engine
+        ("step_began_at", "f8"),  # the step that runs, or the last one
+        ("power_w", "f8"),  # drawn at full clocks, averaged over the power limit's window
+        ("power_at", "f8"),  # time up to which that is known
         ("steps", "i8"),
         ("step_phase", "i4"),  # -steps mod B: requests of this phase need a block for their next token
         ("next_finish", "i8"),
@@ -177,6 +187,7 @@ REQUEST = np.dtype(
     [
         ("arrived_at", "f8"),
         ("dispatched_at", "f8"),
+        ("reached_at", "f8"),  # the engine, after the API server
         ("scheduled_at", "f8"),
         ("first_token_at", "f8"),
         ("completed_at", "f8"),
@@ -189,8 +200,8 @@ REQUEST = np.dtype(
         ("restarts", "i4"),
         ("session", "i4"),
         ("next", "i4"),
-        ("limit", "i4"),  # prompt and output at which its replica is done with it, or cannot hold it
-        ("seen", "i4"),  # prompt and output it had reached on a replica too small for it
+        ("limit", "i4"),  # prompt and output at which its replica is done with it, or gives it up
+        ("seen", "i4"),  # prompt and output for which a replica was too small
         ("is_decoding", "i1"),
         ("is_in_flight", "i1"),
         ("is_fresh", "i1"),  # its last token did not come with a step of all decoding requests
@@ -247,6 +258,24 @@ COST = np.dtype(
         ("prefill_rows", "i8"),
         ("prefill_columns", "i8"),
         ("grid", "i8"),
+        ("start_s", "i8"),
+        ("num_start_s", "i8"),
+        ("power", "i8"),  # POWER; window_s = 0: no limit
+    ],
+    align=True,
+)
+
+POWER = np.dtype(
+    [
+        ("window_s", "f8"),
+        ("limit_w", "f8"),
+        ("idle_w", "f8"),
+        ("exponent", "f8"),
+        ("step_j", "f8"),
+        ("compute_w", "f8"),
+        ("context_j", "f8"),
+        ("compute_s_per_token", "f8"),
+        ("memory_share", "f8"),
     ],
     align=True,
 )
@@ -275,4 +304,5 @@ event_at = row_accessor(EVENT)
 future_at = row_accessor(FUTURE)
 instant_at = row_accessor(INSTANT)
 cost_at = row_accessor(COST)
+power_limit_at = row_accessor(POWER)
 log_at = row_accessor(BATCH_LOG)

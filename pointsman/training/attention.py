@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pointsman.evaluation.explain import Decisions, Network
+from pointsman.evaluation.explain import Network, RecordedDecisions
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.training.networks import TensorObservation, from_checkpoint
 
 
-def attention_by_preference(checkpoint: Checkpoint, decisions: Decisions) -> NDArray[np.float64] | None:
+def attention_by_preference(
+    checkpoint: Checkpoint, decisions: RecordedDecisions
+) -> NDArray[np.float64] | None:
     """[heads, n, n]: rows look at columns, the preferred entity first; None without attention.
 
     Of the decisions with the most frequent number n of entities.

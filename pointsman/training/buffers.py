@@ -17,6 +17,8 @@ from pointsman.envs.entity import Episode, Observation, Step
 from pointsman.inference.space import EntitySpace
 from pointsman.training.networks import TensorObservation
 
+MAX_ACTIONS = 17  # whose shares have columns of their own
+ENDED = "ended/"  # and the limit that an episode was ended for
 QUANTILES = {"p01": 0.01, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -65,7 +67,7 @@ class Buffers:
         self.endings: list[Ending] = []
         self.episodes: list[Episode] = []
         self.terms: dict[str, NDArray[np.float32]] = {}
-        self.limits: dict[str, NDArray[np.float32]] = {}  # what was earned by each limit, at a price of 1
+        self.tails: dict[str, NDArray[np.float32]] = {}  # what was earned by each limit, at a price of 1
 
     def see(self, t: int, observation: Observation) -> Observation:
         """Copy what is acted on at step t; returns the copy [N, ...]."""
@@ -85,8 +87,8 @@ class Buffers:
         self.is_start[t + 1] = step.terminated | step.truncated
         for name, values in step.terms.items():
             self.terms.setdefault(name, np.zeros_like(self.rewards))[t] = values
-        for name, values in step.limits.items():
-            self.limits.setdefault(name, np.zeros_like(self.rewards))[t] = values
+        for name, values in step.tails.items():
+            self.tails.setdefault(name, np.zeros_like(self.rewards))[t] = values
         self.episodes.extend(step.episodes)
         envs = np.flatnonzero(step.truncated & ~step.terminated)
         if len(envs):
@@ -95,12 +97,12 @@ class Buffers:
 
     def price(self, limit: str, prices: NDArray[np.float64]) -> None:
         """Let rewards count what was earned by a limit, at prices [G]; once a rollout."""
-        if limit in self.limits:
-            self.terms[limit] = (prices[self.groups] * self.limits[limit]).astype(np.float32)
+        if limit in self.tails:
+            self.terms[limit] = (prices[self.groups] * self.tails[limit]).astype(np.float32)
             self.rewards += self.terms[limit]
 
     def metrics(self) -> dict[str, float]:
-        """Of rewards, before they are clipped, and actions."""
+        """What the log says of rewards, before they are clipped, and of actions."""
         raw = sum(self.terms.values(), np.zeros_like(self.rewards)) if self.terms else self.rewards
         shares, greedy = self._shares(self.actions), self._shares(self.greedy_actions)
         sizes = {name: float(np.abs(values).mean()) for name, values in self.terms.items()}
@@ -118,6 +120,7 @@ class Buffers:
             "noop_frac": float(shares[0]),
             "action_frac_max": float(shares[1:].max()),
             "action_frac_min": float(shares[1:].min()),
+            **_by_action(shares),
             "greedy_frac_max": float(greedy[1:].max()),
             "greedy_noop_frac": float(greedy[0]),
             "elapsed_mean_s": float(self.elapsed_s.mean()),
@@ -159,6 +162,13 @@ class Buffers:
         return metrics
 
 
+def _by_action(shares: NDArray[np.float64]) -> dict[str, float]:
+    """Where there are few of them: action 0 is to hold, k is entity k."""
+    if len(shares) > MAX_ACTIONS:
+        return {}
+    return {f"action_frac/{action}": float(share) for action, share in enumerate(shares)}
+
+
 def episode_metrics(episodes: list[Episode], groups: tuple[str, ...]) -> dict[str, float]:
     """Means over the episodes that ended; nothing where none did."""
     if not episodes:
@@ -174,5 +184,9 @@ def episode_metrics(episodes: list[Episode], groups: tuple[str, ...]) -> dict[st
         if len(groups) > 1:
             add(f"group/{groups[episode.group]}", episode.episode_return)
         for name, value in episode.metrics.items():
-            add(f"episode/{name}", value)
-    return {name: float(np.mean(values)) for name, values in columns.items()}
+            add(name if name.startswith(ENDED) else f"episode/{name}", value)
+    # What ended an episode early is counted, all else are means.
+    return {
+        name: float(np.sum(values) if name.startswith(ENDED) else np.mean(values))
+        for name, values in columns.items()
+    }

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from pointsman.errors import InputError
+from pointsman.evaluation.problem import complete, env_spec, find_problem, make_env, problem_names
 from pointsman.experiments.scenarios import is_file
 from pointsman.inference.checkpoint import NetworkSpec
 from pointsman.spec import Spec, apply_override, parse_spec, read_yaml
@@ -19,7 +20,6 @@ from pointsman.training.exploration import ExplorationSpec
 from pointsman.training.going_back import GoingBackSpec
 from pointsman.training.ppo import PpoSpec
 from pointsman.training.prices import PriceSpec
-from pointsman.training.problems import complete, env_spec, make_env
 from pointsman.training.safety import SafetySpec
 from pointsman.training.warm_start import WarmStartSpec, find_policy
 
@@ -70,6 +70,11 @@ class RunSpec(Spec):
         default=GoingBackSpec(), description="to the best weights, where the score falls; null: off"
     )
     evaluate_every: int = Field(default=20, ge=1, description="[updates]")
+    keep: int | None = Field(
+        default=None,
+        ge=1,
+        description="keep the policy of every so many evaluations as checkpoints/update-<number>; null: none",
+    )
     checkpoint_every: int = Field(
         default=50, ge=1, description="[updates]; environments start anew at each, so that resuming is exact"
     )
@@ -181,14 +186,9 @@ def preset_names() -> list[str]:
 
 def load_train_config(source: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a YAML file (a path) or a preset (its name), apply `key=value` overrides, validate."""
-    if isinstance(source, str):
-        path = PRESETS / f"{source}.yaml"
-        if not path.is_file():
-            raise InputError("--preset", source, "no such preset", f"presets: {', '.join(preset_names())}")
-    else:
-        path = source
-    data = read_yaml(path, "env")
-    _anchor_scenarios(data, path.parent)
+    data = _read_preset(source) if isinstance(source, str) else _on_preset(read_yaml(source, "env"))
+    if not isinstance(source, str):
+        _anchor_scenarios(data, source.parent)
     for override in overrides:
         apply_override(data, override, "ppo.num_epochs=2")
     return parse_spec(TrainConfig, data)
@@ -204,6 +204,38 @@ def _anchor_scenarios(data: dict[str, Any], folder: Path) -> None:
                 str(folder.resolve() / Path(name).expanduser()) if is_file(str(name)) else name
                 for name in section["scenarios"]
             ]
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    path = PRESETS / f"{name}.yaml"
+    if not path.is_file():
+        raise InputError("--preset", name, "no such preset", f"presets: {', '.join(preset_names())}")
+    return read_yaml(path, "env")
+
+
+def _on_preset(data: dict[str, Any]) -> dict[str, Any]:
+    """A file's keys on top of the preset of its problem, where files of that problem build on it.
+
+    A section is merged key by key, and a key of it replaced as a whole: half of a schedule is no schedule.
+    """
+    env, run = data.get("env"), data.get("run")
+    kind = env.get("kind") if isinstance(env, dict) else env
+    problem = find_problem(kind) if isinstance(kind, str) and kind in problem_names() else None
+    if problem is None or not problem.file_preset:
+        return data
+    base = _read_preset(problem.file_preset)
+    if isinstance(run, dict):
+        if {"minutes", "steps"} & run.keys():
+            base["run"] = {
+                key: value for key, value in base["run"].items() if key not in ("minutes", "steps")
+            }
+        if run.get("start_from") is not None:
+            base.pop("network", None)
+    given = data | {"env": env if isinstance(env, dict) else {"kind": kind}}
+    return base | {
+        key: base[key] | value if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+        for key, value in given.items()
+    }
 
 
 def to_yaml(config: TrainConfig) -> str:

@@ -2,7 +2,8 @@
 
 What can be made harder is the environment's to say; routing knows load, replica count, hardware mix and how
 strict the reward is (envs/episodes.py). Evaluations stay as hard as they are, so a score says how far the
-policy is and not which stage it is in. Where a run stands is one number, saved with it.
+policy is and not which stage it is in. Where a run stands is one number, saved with it. With a stage, all
+environments begin new episodes: it holds from the update that announces it on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pydantic import Field, model_validator
 from pointsman.envs.entity import EntityEnv
 from pointsman.errors import InputError
 from pointsman.spec import Spec
+from pointsman.training.exploration import Event
 
 STAGES = "curriculum.stages"
 
@@ -59,7 +61,7 @@ class Curriculum:
 
     def __init__(self, spec: CurriculumSpec) -> None:
         self.spec = spec
-        self.index = -1  # of the stage that holds
+        self.index = self.before = -1  # of the stage that holds, and of the one that held before
 
     def check(self, env: EntityEnv) -> None:
         """Try every stage on an environment, so that a bad one is an error now and not in an hour."""
@@ -72,7 +74,16 @@ class Curriculum:
         before = self.index
         while self.index + 1 < len(self.spec.stages) and self._is_due(fraction_done, eval_metrics):
             self.index += 1
-        return None if self.index == before else self._difficulty(self.index)
+        if self.index == before:
+            return None
+        self.before = before
+        return self._difficulty(self.index)
+
+    def announced(self, update: int) -> Event:
+        """The stage that has just begun, for the news; stages are counted from 1."""
+        difficulty = ", ".join(f"{key} {value}" for key, value in self._difficulty(self.index).items())
+        why = f"of {len(self.spec.stages)}: {difficulty}; all episodes began anew"
+        return Event(update, "curriculum stage", why, self.before + 1, self.index + 1)
 
     def _difficulty(self, index: int) -> dict[str, Any]:
         return {

@@ -20,8 +20,10 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from pointsman.spec import Spec
-from pointsman.training.ppo import Knobs, PpoSpec
+from pointsman.training.ppo import Knobs, PpoSpec, RateByKlSpec
 from pointsman.training.schedules import Schedule, check_range, constant, linear
+
+RATE_STEP = 1.5  # by which the learning rate moves after an update
 
 
 class EntropyTargetSpec(Spec):
@@ -44,7 +46,7 @@ class StagnationSpec(Spec):
 
     evaluations: int = Field(default=4, ge=1, description="compare the last so many with as many before")
     min_gain: float = Field(
-        default=0.05, ge=0, description="less gain is a plateau; as a share of the range of all scores so far"
+        default=0.05, ge=0, description="less gain is a plateau; as a share of the range of those compared"
     )
     factor: float = Field(default=1.5, gt=1, description="of the temperature in a pulse")
     updates: int = Field(default=10, ge=1, description="length of a pulse")
@@ -100,8 +102,7 @@ class State:
     num_raises: int = 0
     gaps: list[float] = field(default_factory=list)  # to the baseline, evaluations behind it since a raise
     scores: list[float] = field(default_factory=list)  # since the last pulse, as many as are compared
-    lowest_score: float | None = None
-    highest_score: float | None = None
+    log_rate: float = 0.0  # of the learning rate that follows the KL
 
 
 class Exploration:
@@ -115,7 +116,7 @@ class Exploration:
     def knobs(self, fraction_done: float) -> Knobs:
         """What holds for the next rollout and its update."""
         return Knobs(
-            lr=self.ppo.learning_rate.value(fraction_done),
+            lr=self.ppo.learning_rate.value(fraction_done) * math.exp(self.state.log_rate),
             clip=self.ppo.clip_ratio.value(fraction_done),
             temperature=self.spec.temperature.value(fraction_done) * self._temperature_factor(),
             epsilon=self.spec.epsilon.value(fraction_done),
@@ -128,6 +129,8 @@ class Exploration:
     def after_update(self, update: int, fraction_done: float, metrics: Mapping[str, float]) -> list[Event]:
         """`metrics` are those of `ppo.update`. Update `update` is done; events hold from the next on."""
         events = []
+        if self.ppo.lr_by_kl is not None:
+            events += self._adapt_rate(update, metrics["approx_kl_mean"], self.ppo.lr_by_kl)
         if self.ppo.kl_penalty is not None:
             events += self._adapt_kl_coef(update, metrics["approx_kl_mean"])
         if self.spec.target is not None:
@@ -172,6 +175,19 @@ class Exploration:
             factor *= self.spec.behind.entropy_factor**self.state.num_raises
         return factor
 
+    def _adapt_rate(self, update: int, kl: float, spec: RateByKlSpec) -> list[Event]:
+        """Updates that go twice as far as wanted get a lower rate, those that go half as far a higher one."""
+        before, limit = self.state.log_rate, math.log(spec.limit)
+        if kl > 2.0 * spec.target:
+            self.state.log_rate = max(before - math.log(RATE_STEP), -limit)
+        elif kl < spec.target / 2.0:
+            self.state.log_rate = min(before + math.log(RATE_STEP), limit)
+        # Its course is the column `lr`; that it can do no more is news.
+        if abs(self.state.log_rate) < limit or abs(before) >= limit:
+            return []
+        why = f"at its limit: the KL of the update was {kl:.2g}, target {spec.target:.2g}"
+        return [Event(update, "lr factor", why, math.exp(before), math.exp(self.state.log_rate))]
+
     def _adapt_kl_coef(self, update: int, kl: float) -> list[Event]:
         penalty = self.ppo.kl_penalty
         assert penalty is not None
@@ -202,14 +218,13 @@ class Exploration:
     def _look_for_plateau(self, update: int, score: float, spec: StagnationSpec) -> list[Event]:
         state, size = self.state, spec.evaluations
         state.scores = [*state.scores, score][-2 * size :]
-        state.lowest_score = score if state.lowest_score is None else min(score, state.lowest_score)
-        state.highest_score = score if state.highest_score is None else max(score, state.highest_score)
         if state.pulse_updates_left > 0 or len(state.scores) < 2 * size:
             return []
         # Means, not the best so far: the best of noisy scores creeps up for ever, and no pulse would fire.
-        # A share of the range, not of the score: scores relative to a baseline cross zero.
+        # A share of the range, not of the score: scores relative to a baseline cross zero. Of the range of
+        # these scores, not of all: one bad evaluation long ago must not make every later rise look small.
         gain = (sum(state.scores[size:]) - sum(state.scores[:size])) / size
-        wanted = spec.min_gain * (state.highest_score - state.lowest_score)
+        wanted = spec.min_gain * (max(state.scores) - min(state.scores))
         if gain > wanted:
             return []
         before = self._factors()

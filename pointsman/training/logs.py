@@ -1,7 +1,8 @@
 """The curves of a run: one row an update, under one set of names, in progress.csv and TensorBoard.
 
-Names are those of requirement O1; `docs` and `diagnose` use the same. Groups of names have a slash:
-reward/<term>, group/<name>, episode/<metric>, time/<part>_s, safety/<monitor>.
+Training, `diagnose` and the documentation use the same names. Groups of names have a slash: reward/<term>,
+group/<name>, episode/<metric>, action_frac/<action>, ended/<limit>, time/<part>_s, safety/<limit>, and
+eval_<metric>/<baseline>.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class NewsLog:
 
 
 def update_of(line: str) -> int:
-    """Of a line of news; 0 where it does not say."""
+    """The update that a line of news is about; 0 where it does not say."""
     match = re.match(r"update (\d+):", line)
     return int(match[1]) if match else 0
 
@@ -135,6 +136,27 @@ class Curves:
         for name, value in row.items():
             if name != "update":
                 self._board.add_scalar(name, value, int(row["update"]))
+        self._add_histogram(row)
+
+    def _add_histogram(self, row: Row) -> None:
+        """Show how often each action was taken: its share is `action_frac/<action>`."""
+        shares = [value for name, value in row.items() if name.startswith("action_frac/")]
+        if not shares:
+            return
+        places = list(range(len(shares)))
+        mean = sum(place * share for place, share in zip(places, shares, strict=True))
+        squares = sum(place**2 * share for place, share in zip(places, shares, strict=True))
+        self._board.add_histogram_raw(
+            "actions",
+            min=0,
+            max=places[-1],
+            num=1,
+            sum=mean,
+            sum_squares=squares,
+            bucket_limits=[place + 0.5 for place in places],
+            bucket_counts=shares,
+            global_step=int(row["update"]),
+        )
 
     def tell(self, news: Sequence[object]) -> None:
         """News of a row that is already written."""

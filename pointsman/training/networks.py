@@ -9,9 +9,9 @@
     logit of hold     = v . g
 
 Relabelling the entities relabels the logits and changes nothing else; padded entities enter nothing. `mlp`
-has none of this: it is one flat vector, as in the seeds of this project, kept for comparison. The critic is
+has none of this: it sees one flat vector, as simple agents do, and is kept for comparison. The critic is
 a second encoder whose g also sees the privileged features. Two more places compute the same without PyTorch:
-`policies/network.py`, for one observation, and `training/pooled.py`, which most of training goes through.
+`inference/network.py`, for one observation, and `training/pooled.py`, which most of training goes through.
 
 Letters: B observations, T steps, R entities, F, C, P features of an entity, the context, privileged ones,
 A = R + 1 actions.
@@ -133,7 +133,9 @@ class PolicyNetwork(nn.Module):
         self.actor = encoder(num_context, has_attention=spec.kind.startswith("attention"))
         self.memory = _gru(width, generator) if spec.kind == "attention+gru" else None
         self.head = (
-            FlatHead(width, space.num_actions, generator) if spec.kind == "mlp" else Head(width, generator)
+            FlatHead(width, space.num_actions, generator)
+            if spec.kind == "mlp"
+            else PolicyHead(width, generator)
         )
         self.critic = (
             encoder(num_context + num_privileged, has_attention=False) if spec.separate_critic else None
@@ -300,7 +302,7 @@ class Attention(nn.Module):
         return out
 
 
-class Head(nn.Module):
+class PolicyHead(nn.Module):
     """A logit for each entity, and one for doing nothing."""
 
     def __init__(self, width: int, generator: torch.Generator) -> None:

@@ -19,7 +19,7 @@ from pointsman.training.jit import Array, compiled
 # Sums a tensor over the processes that train together; the identity when there is only one.
 Reduce = Callable[[Tensor], Tensor]
 
-CLIP = 10.0  # standard deviations; `policies/network.py` has the same
+CLIP = 10.0  # standard deviations; `inference/network.py` has the same
 # Features come divided by their scale. What hardly moved in training must not be blown up when it does.
 MIN_STD = 0.01
 # Returns drift as the policy improves: a batch of them counts for at least this share of their scale.

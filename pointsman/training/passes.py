@@ -28,7 +28,7 @@ from pointsman.training.normalisers import FeatureScale
 from pointsman.training.pooled_gradients import run_gradients
 
 
-class Decisions(NamedTuple):
+class DrawnActions(NamedTuple):
     actions: NDArray[np.int64]  # [N]
     logp: NDArray[np.float32]  # [N] with which they were drawn
     greedy_actions: NDArray[np.int64]  # [N] what arg-max would have done
@@ -36,7 +36,7 @@ class Decisions(NamedTuple):
 
 
 # (seen [N, ...], state, temperature, epsilon, random numbers [N] uniform in [0, 1)) -> what to do
-Policy = Callable[[Observation, Tensor | None, float, float, NDArray[np.float64]], Decisions]
+Policy = Callable[[Observation, Tensor | None, float, float, NDArray[np.float64]], DrawnActions]
 
 
 class Pass(Protocol):
@@ -87,11 +87,11 @@ class PlainPass:
         temperature: float,
         epsilon: float,
         chance: NDArray[np.float64],
-    ) -> Decisions:
+    ) -> DrawnActions:
         tensors = TensorObservation.from_numpy(seen)
         logits, state = self.network.act(tensors, state)
         actions, logp = draw(logits, temperature, epsilon, tensors.action_mask, torch.from_numpy(chance))
-        return Decisions(actions.numpy(), logp.numpy(), logits.argmax(-1).numpy(), state)
+        return DrawnActions(actions.numpy(), logp.numpy(), logits.argmax(-1).numpy(), state)
 
     @torch.no_grad()
     def values(self, seen: TensorObservation, state: Tensor | None) -> Tensor:
@@ -149,9 +149,9 @@ class CompiledPass:
             temperature: float,
             epsilon: float,
             chance: NDArray[np.float64],
-        ) -> Decisions:
+        ) -> DrawnActions:
             num = len(chance)
-            made = Decisions(
+            made = DrawnActions(
                 np.empty(num, np.int64), np.empty(num, np.float32), np.empty(num, np.int64), None
             )
             pooled.run_decisions(seen, scales, self.shape, turned, temperature, epsilon, chance, *made[:3])

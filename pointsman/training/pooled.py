@@ -54,7 +54,7 @@ class Scales(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """Of one encoder."""
+    """What one encoder computes on the way."""
 
     layers: Array  # [depth, m, W]; the last is h
     pooled: Array  # [n, 2 W + E] mean, max and extra features

@@ -75,6 +75,13 @@ class KlPenaltySpec(Spec):
     highest: float = Field(default=100.0, gt=0, description="weight, at most")
 
 
+class RateByKlSpec(Spec):
+    """The schedule's learning rate, lowered while updates go too far and raised while they hardly move."""
+
+    target: float = Field(default=0.01, gt=0, description="mean KL of an update to hold [nats]")
+    limit: float = Field(default=10.0, gt=1, description="factor on the schedule's rate, up or down, at most")
+
+
 class PpoSpec(Spec):
     learning_rate: Schedule = Field(default=linear(5e-4, 5e-5), description="of Adam, over the run")
     num_epochs: int = Field(default=4, ge=1, description="passes over a rollout")
@@ -90,6 +97,9 @@ class PpoSpec(Spec):
         default=0.03, gt=0, description="an update stops when its KL exceeds this [nats]; null: off"
     )
     kl_penalty: KlPenaltySpec | None = Field(default=None, description="adaptive KL penalty; null: off")
+    lr_by_kl: RateByKlSpec | None = Field(
+        default=None, description="learning rate that follows the measured KL; null: the schedule's"
+    )
     normalise_advantages: Literal["minibatch", "group", "none"] = Field(
         default="minibatch", description="to mean 0, std 1: of a minibatch, or of each group in the rollout"
     )

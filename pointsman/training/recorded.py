@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pointsman.envs.entity import Bools, EntityEnv, Observation, Step
 
 
-class Recording(NamedTuple):
+class EnvRecording(NamedTuple):
     seed: int
     difficulty: dict[str, Any]  # before the reset
     changes: list[tuple[int, dict[str, Any]]]  # of the difficulty since: (steps done, what was set)
@@ -30,13 +30,13 @@ class RecordedEnv:
     def __init__(self, env: EntityEnv) -> None:
         self.env = env
         self.difficulty: dict[str, Any] = {}  # as set last
-        self.recording = Recording(0, {}, [], [])
+        self.recording = EnvRecording(0, {}, [], [])
 
     def restart(self, seed: int) -> None:
         """Start all environments anew, and the recording with them."""
         self.observation = self.env.reset(seed)
         self.is_start = np.ones(self.env.num_envs, np.bool_)
-        self.recording = Recording(seed, dict(self.difficulty), [], [])
+        self.recording = EnvRecording(seed, dict(self.difficulty), [], [])
 
     def set_difficulty(self, difficulty: dict[str, Any]) -> None:
         self.difficulty = difficulty
@@ -49,7 +49,7 @@ class RecordedEnv:
         self.observation, self.is_start = step.observation, step.terminated | step.truncated
         return step
 
-    def play(self, recording: Recording) -> None:
+    def play(self, recording: EnvRecording) -> None:
         """Go to where the recording ends."""
         if recording.difficulty:
             self.set_difficulty(recording.difficulty)

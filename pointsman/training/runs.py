@@ -10,6 +10,7 @@ stopped.json                        why the run ended by itself before its end, 
 headroom.json                       what heuristics earn of the reward, looked at before training
 checkpoints/last.safetensors        the policy at the last checkpoint
 checkpoints/best.safetensors        the policy with the highest eval_score
+checkpoints/update-<update>.safetensors  policies on the way, with run.keep
 checkpoints/state-<update>.safetensors   the trainer, to resume from; the last two are kept
 """
 
@@ -27,10 +28,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import tensorboard  # noqa: F401  `Curves` will need it: whoever lacks it hears so before the run, not in it
 import torch
 
-from pointsman.diagnosis.live import Watch
+from pointsman.diagnosis.live import LogWatch
 from pointsman.errors import InputError
+from pointsman.evaluation.problem import Evaluate, make_env, make_evaluate, session
 from pointsman.files import output_dir, replace_file
 from pointsman.inference.checkpoint import Checkpoint, save_checkpoint, space_to_json
 from pointsman.plain import provenance, to_json
@@ -39,7 +42,6 @@ from pointsman.training.exploration import Event
 from pointsman.training.files import read_state, write_state
 from pointsman.training.headroom import Headroom, find_headroom
 from pointsman.training.logs import Curves, Row
-from pointsman.training.problems import Evaluate, make_env, make_evaluate, session
 from pointsman.training.ranks import started
 from pointsman.training.safety import Alert
 from pointsman.training.state import TrainerState
@@ -61,7 +63,7 @@ class Show(Protocol):
         ...
 
     def first_evaluation(self, metrics: dict[str, float]) -> None:
-        """Of the policy that learning starts from."""
+        """The policy that learning starts from was evaluated."""
         ...
 
     def row(self, row: Row) -> None: ...
@@ -174,13 +176,13 @@ class Run:
         self._first_update = 0 if state is None else state.values["num_updates"]
         self._headroom: Headroom | None = None
         self._curves: Curves | None = None
-        self._watch = Watch(folder, severities=("bad",))
+        self._watch = LogWatch(folder, severities=("bad",))
         self._is_described = False
         self._outlook = Outlook(0.0, False)
         show.begin(config, folder, self._first_update)
 
     def elapsed_s(self) -> float:
-        """Of the run, earlier parts included."""
+        """How long the run has taken, earlier parts included."""
         elapsed_s: float = time.monotonic() - self._started
         return elapsed_s
 
@@ -218,6 +220,9 @@ class Run:
         if metrics.get("eval_score", -math.inf) > self.best.get("eval_score", -math.inf):
             self.best = self.last
             self._save_policy("best", checkpoint, metrics)
+        update, run = checkpoint.metadata["update"], self.config.run
+        if run.keep is not None and update % (run.keep * run.evaluate_every) == 0:
+            self._save_policy(f"update-{update:06d}", checkpoint, metrics)
         if checkpoint.metadata["update"] == 0:
             self.first = self.last
             self.show.first_evaluation(metrics)

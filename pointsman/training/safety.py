@@ -1,7 +1,7 @@
 """Watches the numbers of a run: counts what looks wrong, says so once, stops before hours are wasted.
 
-What it can see from the log alone; limits on latency and queues are the environment's, which ends such an
-episode with a penalty. A stopped run keeps its last good checkpoint.
+What it can see from the log alone; limits on latency and queues are the environment's (envs/limits.py), which
+ends such an episode with a penalty: those are counted here. A stopped run keeps its last good checkpoint.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from pointsman.spec import Spec
+from pointsman.training.buffers import ENDED
 
 
 class SafetySpec(Spec):
@@ -71,7 +72,7 @@ class Monitor:
             raise SafetyError(
                 f"update {update}: {row['invalid_frac']:.2%} of the actions were illegal: a mask is wrong"
             )
-        alerts = []
+        alerts = self._early_ends(row, update)
         for name, is_wrong, text in self._findings(row, fraction_done):
             self.in_a_row[name] = self.in_a_row[name] + 1 if is_wrong else 0
             self.total[name] += is_wrong
@@ -79,6 +80,19 @@ class Monitor:
                 alerts.append(Alert(update, name, text))
         if alerts and self.spec.stop:
             raise SafetyError(str(alerts[0]))
+        return alerts
+
+    def _early_ends(self, row: Mapping[str, float], update: int) -> list[Alert]:
+        """Episodes that the environment ended: all are counted, and the first of each kind is said."""
+        alerts = []
+        for column, count in row.items():
+            limit = column.removeprefix(ENDED)
+            if limit == column or count == 0:
+                continue
+            if self.total[limit] == 0:
+                text = f"{count:.0f} episodes were ended early, beyond env.limits.{limit}"
+                alerts.append(Alert(update, limit, text))
+            self.total[limit] += int(count)
         return alerts
 
     def _findings(self, row: Mapping[str, float], fraction_done: float) -> list[tuple[str, bool, str]]:

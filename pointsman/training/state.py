@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pointsman.training.recorded import Recording
+from pointsman.training.recorded import EnvRecording
 from pointsman.training.warm_start import Teachers
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def save(trainer: Trainer) -> TrainerState:
         "stage": None if trainer.curriculum is None else trainer.curriculum.index,
         "difficulty": trainer.env.difficulty,
         "evaluation": trainer.evaluation,
+        "recent": trainer.recent,
         "teachers": trainer.teachers.weights.tolist(),
     }
     if trainer.num_updates % trainer.config.run.checkpoint_every:  # else environments start anew
@@ -84,10 +85,11 @@ def restore(trainer: Trainer, state: TrainerState) -> None:
     if trainer.curriculum is not None:
         trainer.curriculum.index = values["stage"]
     trainer.evaluation = values["evaluation"]
+    trainer.recent = [(earned, length) for earned, length in values["recent"]]
     trainer.teachers = Teachers(values["teachers"])
     if "recordings" in values:
         mine = _under(arrays, f"rank{trainer.ranks.rank}/")
-        recording = Recording(*values["recordings"][trainer.ranks.rank])
+        recording = EnvRecording(*values["recordings"][trainer.ranks.rank])
         trainer.env.play(recording._replace(actions=list(mine["actions"].numpy())))
         trainer.state, trainer.reference_state = mine.get("state"), mine.get("reference_state")
     elif values["difficulty"]:

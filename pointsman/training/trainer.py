@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pointsman.envs.entity import Episode
+from pointsman.evaluation.problem import make_env
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.training.advantages import gae
 from pointsman.training.buffers import Buffers, episode_metrics
@@ -39,12 +40,13 @@ from pointsman.training.passes import make_pass, use_one_thread
 from pointsman.training.ppo import DivergedError, Knobs, RatioError
 from pointsman.training.ppo import update as ppo_update
 from pointsman.training.prices import Prices
-from pointsman.training.problems import make_env
 from pointsman.training.ranks import RankError, Ranks
 from pointsman.training.recorded import RecordedEnv
 from pointsman.training.safety import Alert, Monitor, SafetyError
 from pointsman.training.state import TrainerState, restore, save
 from pointsman.training.warm_start import Teachers, take_over, warm_start
+
+NUM_RECENT = 100  # episodes whose mean return a row shows: many updates end none
 
 # What a random number is for; together with (seed, rank, update) it makes a seed.
 WEIGHTS, ENVIRONMENTS, DECISIONS, SETTLING, WARM_START = range(5)
@@ -82,15 +84,16 @@ class Trainer:
         self.reward_scale = RewardScale(len(self.env.env.groups), memory) if memory is not None else None
         self.average = copy.deepcopy(self.network).requires_grad_(False) if run.average_updates > 1 else None
         env = self.env.env
-        self.prices = Prices(config.prices, getattr(env, "limits", ()), env.groups)
+        self.prices = Prices(config.prices, getattr(env, "tails", ()), env.groups)
         self.going_back = GoingBack(run.going_back)
         self.best: dict[str, Tensor] = {}  # weights and optimizer at the best evaluation
         self.evaluation: dict[str, float] = {}  # the last one
+        self.recent: list[tuple[float, float]] = []  # return and length of the last episodes, of all ranks
         self.num_updates = 0
 
     @property
     def num_decisions(self) -> int:
-        """Of all ranks, since the run began."""
+        """How many decisions all ranks have made since the run began."""
         return self.num_updates * self.config.run.steps_per_update
 
     def _seed(self, purpose: int, update: int, rank: int | None = None) -> int:
@@ -102,10 +105,13 @@ class Trainer:
     def step(self, fraction_done: float) -> tuple[dict[str, float], list[Event]]:
         """One update; returns its metrics (the same at every rank) and what exploration changed."""
         stage = self.curriculum.stage(fraction_done, self.evaluation) if self.curriculum is not None else None
+        news: list[Event] = []
         if stage is not None:
             self.env.set_difficulty(stage)
-        if self.num_updates % self.config.run.checkpoint_every == 0:
-            self.restart()
+            assert self.curriculum is not None
+            news = [self.curriculum.announced(self.num_updates + 1)]
+        if stage is not None or self.num_updates % self.config.run.checkpoint_every == 0:
+            self.restart()  # with a new stage, too: its episodes begin now, not when the old ones end
         self.generator.manual_seed(self._seed(DECISIONS, self.num_updates))
         knobs = self.exploration.knobs(fraction_done)
         knobs = replace(knobs, lr=knobs.lr * self.going_back.factor)
@@ -128,7 +134,7 @@ class Trainer:
         metrics = self._merge(metrics, self.buffers.episodes)
         self.num_updates += 1
         events = self.exploration.after_update(self.num_updates, fraction_done, metrics)
-        return metrics, events
+        return metrics, [*news, *events]
 
     @torch.no_grad()
     def rollout(self, knobs: Knobs) -> dict[str, float]:
@@ -249,13 +255,17 @@ class Trainer:
         return logits.flatten(0, 1)
 
     def _merge(self, metrics: dict[str, float], episodes: list[Episode]) -> dict[str, float]:
-        """Means over the ranks; those of episodes over all episodes."""
+        """Means over the ranks; those of episodes over all that ended, their return over the last ones."""
         parts = self.ranks.gather((metrics, episodes))
         names = dict.fromkeys(name for part, _ in parts for name in part)
         merged = {name: float(np.mean([part[name] for part, _ in parts if name in part])) for name in names}
-        return merged | episode_metrics(
-            [episode for _, part in parts for episode in part], self.env.env.groups
-        )
+        ended = [episode for _, part in parts for episode in part]
+        merged |= episode_metrics(ended, self.env.env.groups)
+        self.recent += [(episode.episode_return, float(episode.length)) for episode in ended]
+        self.recent = self.recent[-NUM_RECENT:]
+        if self.recent:
+            merged["mean_ep_return"], merged["mean_ep_length"] = np.mean(self.recent, axis=0).tolist()
+        return merged
 
     # After an evaluation ------------------------------------------------------------------------------------
 

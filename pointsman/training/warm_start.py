@@ -7,14 +7,15 @@ where its mistakes lead (DAgger, Ross et al. 2011). As the simulator gives new d
 used and dropped.
 
 The clone is judged on new episodes that it routes itself, by how often it does what its teacher would. What
-differs from a teacher who breaks ties at random is no mistake, but counts as one.
+differs from a teacher who breaks ties at random is no mistake, but counts as one. So it is also judged by
+what it earns, drawn and by arg-max, beside its teacher.
 
 Letters: T steps, N environments, A actions, G groups, K teachers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +24,13 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 from torch import Tensor
 
-from pointsman.envs.entity import EntityEnv
+from pointsman.envs.entity import EntityEnv, Observation
 from pointsman.errors import InputError
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.routing.policy import PolicySpec
 from pointsman.spec import Spec, parse_spec
 from pointsman.training.buffers import Buffers
-from pointsman.training.headroom import at_random, by_teacher, play
+from pointsman.training.headroom import Choose, at_random, by_teacher, play
 from pointsman.training.losses import entropy_of, policy_logp
 from pointsman.training.minibatches import shuffled, shuffled_sequences
 from pointsman.training.networks import PolicyNetwork, TensorObservation
@@ -40,6 +41,13 @@ ROUND_STEPS = 64  # T of a round
 SEQUENCE_LENGTH = 16  # of recurrent networks
 MAX_GRAD_NORM = 1.0
 STUDENT, TEACHER, CHANCE = range(3)
+NEAR_UNIFORM = 0.9  # entropy, as a share of the most there can be
+# What a warm start tells of rewards, and in which words.
+EARNED = {
+    "teacher_reward_per_s": "teacher",
+    "clone_reward_per_s": "clone",
+    "clone_argmax_reward_per_s": "its arg-max",
+}
 
 
 class ActorShares(Spec):
@@ -151,6 +159,31 @@ class Classroom:
         self.is_start: NDArray[np.bool_] = np.ones(self.env.num_envs, np.bool_)
 
     @torch.no_grad()
+    def earned(self, seed: int, ranks: Ranks) -> dict[str, float]:
+        """Reward per second from the same states: of the teachers, of what the student draws, its arg-max."""
+        decide, rng = make_pass(self.network).policy(), np.random.default_rng(seed)
+
+        def taught(observation: Observation) -> NDArray[np.int64]:
+            return self.teachers.pick(
+                self.teachers.advise(self.env), self.groups, rng.random(self.env.num_envs)
+            )
+
+        def by_student(is_drawn: bool) -> Choose:
+            state = self.network.initial_state(self.env.num_envs)
+
+            def choose(observation: Observation) -> NDArray[np.int64]:
+                nonlocal state
+                seen = self.buffers.see(0, observation)
+                made = decide(seen, state, 1.0, 0.0, rng.random(self.env.num_envs))
+                state = made.state
+                return made.actions if is_drawn else made.greedy_actions
+
+            return choose
+
+        ways = zip(EARNED, (taught, by_student(True), by_student(False)), strict=True)
+        return {name: play(self.env, way, ROUND_STEPS, seed, ranks).per_second() for name, way in ways}
+
+    @torch.no_grad()
     def collect(self, shares: ActorShares) -> Round:
         """T decisions, each environment under one actor, every one labelled by its teacher."""
         buffers, env = self.buffers, self.env
@@ -186,7 +219,7 @@ class Classroom:
 
 
 def find_policy(policy: str, where: str = "run.start_from") -> Checkpoint:
-    """Of `default`, a run directory or a checkpoint."""
+    """Load `default`, the best policy of a run directory, or a checkpoint."""
     path = parse_spec(PolicySpec, {"kind": policy}, where).checkpoint
     if path is None:
         raise InputError(where, policy, "was not trained", "name `default`, a run or a checkpoint")
@@ -224,7 +257,23 @@ def warm_start(
     optimizer.zero_grad(set_to_none=True)
     classroom.enter(judging)
     metrics = _judge(network, classroom.collect(ActorShares(student=1, teacher=0, chance=0)), env, ranks)
-    return teachers, {"clone_loss": loss, **metrics}
+    return teachers, {"clone_loss": loss, **metrics, **classroom.earned(judging, ranks)}
+
+
+def doubt(metrics: Mapping[str, float]) -> str | None:
+    """What to know of a clone that cannot tell what its teacher would do; None of one that can.
+
+    Teachers that take turns or draw lots give no reasons, so the clone is near-uniform. Drawn from, it does
+    as they do. Its arg-max, which evaluations and serving take, follows whatever slight preference is left.
+    """
+    if metrics.get("clone_entropy_frac", 0.0) < NEAR_UNIFORM:
+        return None
+    figures = ", ".join(f"{what} {metrics[name]:.3g}" for name, what in EARNED.items() if name in metrics)
+    return (
+        f"the clone is near-uniform (entropy {metrics['clone_entropy_frac']:.2f} of the most): it does as "
+        "its teacher in what it draws; its arg-max, which evaluations take, follows slight preferences "
+        f"(reward per second: {figures})"
+    )
 
 
 def _learn(

@@ -12,9 +12,9 @@ from .conftest import Cli
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As training leaves it: an untrained network that sends to where the least is outstanding."""
-    from pointsman.envs.entity import EntitySpace
     from pointsman.inference.checkpoint import NetworkSpec, save_checkpoint
-    from pointsman.routing.observation import CONTEXT_FEATURES, ENTITY_FEATURES
+    from pointsman.inference.space import EntitySpace
+    from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
     from pointsman.training.networks import build_network, to_checkpoint
 
     folder = tmp_path_factory.mktemp("run")

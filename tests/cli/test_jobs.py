@@ -9,7 +9,7 @@ import pytest
 
 from pointsman.cli.train import _source
 from pointsman.errors import InputError
-from pointsman.training.config import load_train_config
+from pointsman.training.config import load_train_config, to_yaml
 
 from .conftest import Cli
 
@@ -130,7 +130,10 @@ def test_audit_features(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--env", "job"], "--env = 'job': unknown problem; known: routing, jobs"),
+        (
+            ["train", "--env", "job"],
+            "--env = 'job': names no problem with a preset; known: jobs, live, routing",
+        ),
         (["train", "--env", "jobs", "--preset", "quick"], "--preset = 'quick': given beside --env"),
         (["train", "--env", "jobs", "--objective", "mean"], "env.objective = 'mean': unknown key"),
         (["train", "--resume", ".", "--env", "jobs"], "--env = 'jobs': given beside --resume"),
@@ -143,7 +146,7 @@ def test_audit_features(cli: Cli) -> None:
             ["evaluate", "{run}", "--set", "num_gpus=5", "--set", "lookahead=per_gpu"],
             "mine = 5: was trained with 4 GPUs, and lookahead per_gpu tells of each by its place; train with",
         ),
-        (["compare", "--env", "job"], "env.kind = 'job': unknown kind; kinds: routing, jobs"),
+        (["compare", "--env", "job"], "env.kind = 'job': unknown kind; kinds: jobs, live, routing"),
         (["compare", "--env", "jobs", "--baseline", "least-work"], "policy.kind = 'least-work': unknown"),
         (
             ["compare", "--env", "jobs", "--set", "workload.trace=no.csv"],
@@ -171,3 +174,43 @@ def test_each_problem_has_its_preset() -> None:
     assert _source(None, None, "jobs") == "jobs"
     with pytest.raises(InputError, match=r"CONFIG = 'a\.yaml': given beside --env"):
         _source(Path("a.yaml"), None, "jobs")
+
+
+MY_JOBS = """\
+env: {kind: jobs, num_gpus: 64, workload: {max_duration_s: 86400}}
+ppo: {learning_rate: {kind: piecewise, points: [[0, 0.001], [1, 0.0001]]}}
+run: {minutes: 3}
+"""
+
+
+def test_a_file_of_your_own_builds_on_the_preset(tmp_path: Path) -> None:
+    path = tmp_path / "my-jobs.yaml"
+    path.write_text(MY_JOBS)
+    mine, preset = load_train_config(path), load_train_config("jobs")
+    assert mine.env == preset.env | {"num_gpus": 64, "workload": mine.env["workload"]}
+    assert mine.env["workload"]["max_duration_s"] == 86400
+    assert (mine.network, mine.exploration) == (preset.network, preset.exploration)
+    assert mine.ppo == preset.ppo.model_copy(update={"learning_rate": mine.ppo.learning_rate})
+    assert mine.ppo.learning_rate.value(1.0) == 0.0001
+    assert mine.run == preset.run.model_copy(update={"minutes": 3.0, "steps": None})
+
+
+def test_a_file_may_name_the_problem_alone(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.yaml"
+    path.write_text("env: jobs\n")
+    assert load_train_config(path) == load_train_config("jobs")
+
+
+def test_a_resolved_configuration_does_not_change_with_the_preset(tmp_path: Path) -> None:
+    """A run goes on with what it was begun with, whatever the preset says by then."""
+    path = tmp_path / "config.yaml"
+    old = load_train_config("jobs", ["exploration.temperature=2.0", "run.steps=null", "run.minutes=7"])
+    path.write_text(to_yaml(old))
+    assert load_train_config(path) == old
+
+
+def test_a_file_for_routing_starts_from_the_defaults(tmp_path: Path) -> None:
+    """Its presets are each for one kind of traffic, and none is for all."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("env: {kind: routing, scenarios: [steady-chat]}\nrun: {minutes: 1}\n")
+    assert load_train_config(path).warm_start is None

@@ -6,7 +6,6 @@ import pytest
 
 from pointsman.experiments.scenarios import SCENARIOS, UNSEEN
 from pointsman.routing.heuristics import HEURISTICS
-from pointsman.routing.signals import SIGNALS
 
 from .conftest import Cli
 
@@ -33,9 +32,11 @@ def test_policies(cli: Cli) -> None:
 
 def test_signals(cli: Cli) -> None:
     listed = cli("policies", "--signals", "--json").json
-    assert listed == [signal._asdict() for signal in SIGNALS]
-    assert set(listed[0]) == {"name", "unit", "source", "meaning"}
-    assert "prefill_backlog_s" in cli("policies", "--signals").out
+    assert [one["name"] for one in listed] == list(SIGNAL_INDEX)
+    assert set(listed[0]) == {"name", "unit", "source", "across", "meaning"}
+    text = cli("policies", "--signals").out
+    assert "prefill_backlog_s" in text
+    assert "derived  same" not in text, "as many columns as titles"
 
 
 def test_hardware(cli: Cli) -> None:

@@ -112,7 +112,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(cli: Cli, config: Path, tmp_path: Pa
         ),
         (["nosuch.yaml"], "CONFIG = 'nosuch.yaml': no such file"),
         (["fake.yaml", "--set", "ppo.epochs=3"], "ppo.epochs = 3: unknown key; did you mean 'num_epochs'?"),
-        (["fake.yaml", "--set", "env.kind=nosuch"], "env.kind = 'nosuch': unknown kind; kinds: routing"),
+        (
+            ["fake.yaml", "--set", "env.kind=nosuch"],
+            "env.kind = 'nosuch': unknown kind; kinds: jobs, live,",
+        ),
         (["fake.yaml", "--set", "env.entitys=3"], "env.entitys = 3: unknown key; did you mean 'entities'?"),
         (["fake.yaml", "--objective", "speed"], "env.objective = 'speed'"),
         (["fake.yaml", "--workers", "5"], "run.num_envs = 32: no multiple of 5 workers"),

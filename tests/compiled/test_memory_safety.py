@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from . import chaos
-from .factories import Run, make_cluster, make_workload
+from simulator import chaos
+from simulator.factories import Run, make_cluster, make_workload
 
 
 @settings(max_examples=settings.default.max_examples // 3)

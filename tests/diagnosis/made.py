@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pointsman.diagnosis.curves import Array, Facts, RunLog
+from pointsman.diagnosis.curves import Array, RunFacts, RunLog
 from pointsman.diagnosis.findings import Finding, diagnose
 
 ROWS = 120
@@ -92,7 +92,7 @@ def healthy(seed: int = 0, rows: int = ROWS) -> dict[str, Array]:
 def make(columns: Mapping[str, Array], **facts: Any) -> RunLog:
     """A log of ours with these columns."""
     known = {"config": CONFIG, "headroom": HEADROOM, "schema": {"num_entities": 4}}
-    return RunLog("made", "run directory", dict(columns), Facts(**(known | facts)))
+    return RunLog("made", "run directory", dict(columns), RunFacts(**(known | facts)))
 
 
 def foreign(columns: Mapping[str, Array]) -> RunLog:

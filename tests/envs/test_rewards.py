@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pointsman.envs.rewards import COST_TERMS, PRESETS, TERMS, RewardSpec, Snapshot, Totals
+from pointsman.envs.rewards import COST_TERMS, PRESETS, TERMS, RewardSpec, RewardTotals, Snapshot
 from pointsman.errors import InputError
 from pointsman.experiments.objective import find_objective
 from pointsman.spec import Spec, parse_spec
@@ -17,8 +17,8 @@ from .factories import make_env
 ONE = np.ones(1)
 
 
-def make_totals(**fields: float) -> Totals:
-    return Totals(*(np.array([fields.get(name, 0.0)]) for name in Totals._fields))
+def make_totals(**fields: float) -> RewardTotals:
+    return RewardTotals(*(np.array([fields.get(name, 0.0)]) for name in RewardTotals._fields))
 
 
 def make_snapshot(own: dict[str, float] | None = None, **fields: Any) -> Snapshot:

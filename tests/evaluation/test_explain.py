@@ -9,8 +9,8 @@ import torch
 
 from pointsman.errors import InputError
 from pointsman.evaluation.explain import (
-    Decisions,
     Network,
+    RecordedDecisions,
     dependence,
     features_of,
     groups_of,
@@ -40,11 +40,11 @@ def hinted(kind: str = "pooled", hint: str = "outstanding", strength: float = 3.
     return to_checkpoint(build_network(spec, SPACE, seed=0), {})
 
 
-def decisions(num: int = 400, num_entities: int = 4, seed: int = 0) -> Decisions:
+def decisions(num: int = 400, num_entities: int = 4, seed: int = 0) -> RecordedDecisions:
     rng = np.random.default_rng(seed)
     legal = np.zeros((num, 5), np.bool_)
     legal[:, 1 : num_entities + 1] = True
-    return Decisions(
+    return RecordedDecisions(
         rng.normal(size=(num, 4, len(ENTITY_FEATURES))).astype(np.float32),
         rng.normal(size=(num, len(CONTEXT_FEATURES))).astype(np.float32),
         np.full(num, num_entities),

@@ -13,7 +13,7 @@ from pointsman.envs import jobs as envs
 from pointsman.envs.jobs import JobsEnv, JobsSpec
 from pointsman.errors import InputError
 from pointsman.evaluation import jobs as evaluation
-from pointsman.evaluation.jobs import JobsJudge, Selection
+from pointsman.evaluation.jobs import JobsJudge, JobsSelection
 from pointsman.experiments.scenarios import REPORT_SEEDS, SELECTION_SEEDS
 from pointsman.inference.checkpoint import Checkpoint, NetworkSpec
 from pointsman.jobs.observation import job_space
@@ -118,7 +118,7 @@ def test_a_policy_runs_with_another_number_of_gpus(kind: str, num_gpus: int) -> 
 
 
 def test_what_the_trainer_is_told() -> None:
-    select = Selection(make_spec(evaluation={"blocks": 3, "episodes": 4}))
+    select = JobsSelection(make_spec(evaluation={"blocks": 3, "episodes": 4}))
     assert list(select.seeds) == list(range(12))
     assert set(select.seeds) < set(SELECTION_SEEDS)
     assert not set(SELECTION_SEEDS) & set(REPORT_SEEDS)

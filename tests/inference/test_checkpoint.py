@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from training.networks import KINDS, make_network, make_space
 
+from pointsman import files
 from pointsman.errors import InputError
 from pointsman.inference import checkpoint as module
 from pointsman.inference.checkpoint import (
@@ -68,7 +69,7 @@ def test_a_failed_write_leaves_the_old_file(saved: Path, monkeypatch: pytest.Mon
     def full_disk(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.files.os, "fsync", full_disk)
+    monkeypatch.setattr(files.os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
         save_checkpoint(saved, make_checkpoint(width=32))
     assert saved.read_bytes() == before

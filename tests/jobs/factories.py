@@ -8,7 +8,7 @@ import numpy as np
 from simulator.factories import load_benchmark
 
 from pointsman.envs.jobs import JobsSpec, make_clusters
-from pointsman.jobs.clusters import Clusters
+from pointsman.jobs.clusters import JobClusters
 from pointsman.jobs.observation import LOOKAHEADS, job_space
 from pointsman.jobs.rollout import decide_all, look
 from pointsman.jobs.state import CUT_OFF, FINISHED, TERMS
@@ -39,7 +39,7 @@ class Pair:
     def __init__(self, jobs: Jobs, **settings: Any) -> None:
         self.spec = JobsSpec.model_validate({"workload": {"num_jobs": len(jobs)}, **settings})
         spec = self.spec
-        self.clusters: Clusters = make_clusters(spec, 1)
+        self.clusters: JobClusters = make_clusters(spec, 1)
         self.clusters.load(0, jobs, seed=1)
         columns = (jobs.arrived_at, jobs.duration_s, jobs.gpus, jobs.priority)
         rows = zip(*(column.tolist() for column in columns), strict=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pointsman.envs.jobs import JobsEnv, JobsSpec, make_clusters
 from pointsman.evaluation.jobs import JobsJudge
 from pointsman.inference.checkpoint import Checkpoint, NetworkSpec, _inference_shapes
-from pointsman.jobs.clusters import PolicyTables
+from pointsman.jobs.clusters import JobPolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
 from pointsman.jobs.observation import job_space
 from pointsman.jobs.rollout import advise, play_all
@@ -79,7 +79,7 @@ def play(name: str, num_episodes: int, **settings: Any) -> Any:
     for i in range(num_episodes):
         clusters.load(i, draw_jobs(spec.workload, spec.num_gpus, i), i)
     ends = np.full(num_episodes, spec.max_steps)
-    play_all(clusters.sims, PolicyTables(name, num_episodes, spec.window).rows, ends, 0, num_episodes)
+    play_all(clusters.sims, JobPolicyTables(name, num_episodes, spec.window).rows, ends, 0, num_episodes)
     return clusters
 
 
@@ -182,12 +182,12 @@ def test_working_memory_is_for_the_window_there_is() -> None:
     clusters = make_clusters(spec, 1)
     clusters.load(0, draw_jobs(spec.workload, spec.num_gpus, 0), 0)
     with pytest.raises(ValueError, match="a window of 0 jobs"):
-        PolicyTables(checkpoint, 1, window=0)
+        JobPolicyTables(checkpoint, 1, window=0)
     actions = np.zeros(1, np.int64)
     for entry_point in (play_all, advise):
         with pytest.raises(ValueError, match="fewer jobs"):
-            entry_point(clusters.sims, PolicyTables(checkpoint, 1, window=7).rows, actions, 0, 1)
-    advise(clusters.sims, PolicyTables(checkpoint, 1, window=8).rows, actions, 0, 1)
+            entry_point(clusters.sims, JobPolicyTables(checkpoint, 1, window=7).rows, actions, 0, 1)
+    advise(clusters.sims, JobPolicyTables(checkpoint, 1, window=8).rows, actions, 0, 1)
 
 
 def test_the_ideal_that_a_critic_sees_is_what_perfect_packing_earns() -> None:
@@ -201,6 +201,6 @@ def test_the_ideal_that_a_critic_sees_is_what_perfect_packing_earns() -> None:
     env._clusters = clusters
     env._look(0, 1)
     ideal = float(env._observation.privileged[0, names.index("ideal")])
-    play_all(clusters.sims, PolicyTables("fifo", 1, spec.window).rows, np.array([spec.max_steps]), 0, 1)
+    play_all(clusters.sims, JobPolicyTables("fifo", 1, spec.window).rows, np.array([spec.max_steps]), 0, 1)
     assert clusters.sims[0].status == FINISHED
     assert clusters.sims[0].episode_return == pytest.approx(ideal, abs=0.005)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pointsman.envs.jobs import JobsSpec, make_clusters
-from pointsman.jobs.clusters import PolicyTables
+from pointsman.jobs.clusters import JobPolicyTables
 from pointsman.jobs.observation import LOOKAHEADS, job_space, lookahead_size
 from pointsman.jobs.rollout import look, play_all
 from pointsman.jobs.table import Floats
@@ -21,7 +21,7 @@ def contexts(size: int, lookahead: str, has_all: bool) -> Floats:
     clusters = make_clusters(spec, NUM_CLUSTERS)
     for i in range(NUM_CLUSTERS):
         clusters.load(i, draw_jobs(spec.workload, NUM_GPUS, i), i)
-    rows = PolicyTables("random-feasible", NUM_CLUSTERS, spec.window).rows
+    rows = JobPolicyTables("random-feasible", NUM_CLUSTERS, spec.window).rows
     play_all(clusters.sims, rows, np.full(NUM_CLUSTERS, STEPS), 0, NUM_CLUSTERS)
     space = job_space(size, 8, has_all)
     assert lookahead_size(space) == size

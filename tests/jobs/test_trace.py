@@ -12,7 +12,7 @@ import pytest
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.jobs.table import Jobs
 from pointsman.jobs.trace import JobTrace, read_jobs
-from pointsman.jobs.workload import WorkloadSpec, draw_jobs
+from pointsman.jobs.workload import JobsWorkloadSpec, draw_jobs
 from pointsman.spec import parse_spec
 
 PLAIN = "submitted_at,duration_s,gpus,priority\n100,50,2,9\n40,20.5,1,1\n300,7,8,10\n"
@@ -171,7 +171,7 @@ def test_an_episode_is_a_window_of_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "many.csv"
     rows = [f"{1000 + 10 * i},{i + 1},{1 + i % 4}" for i in range(50)]
     path.write_text("submitted_at,duration_s,gpus\n" + "\n".join(rows))
-    spec = parse_spec(WorkloadSpec, {"trace": str(path), "num_jobs": 20}, "workload")
+    spec = parse_spec(JobsWorkloadSpec, {"trace": str(path), "num_jobs": 20}, "workload")
     starts = set()
     for seed in range(30):
         jobs = draw_jobs(spec, 8, seed)

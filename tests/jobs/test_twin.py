@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointsman.jobs.clusters import PolicyTables
+from pointsman.jobs.clusters import JobPolicyTables
 from pointsman.jobs.heuristics import HEURISTICS
 from pointsman.jobs.observation import LOOKAHEADS
 from pointsman.jobs.rollout import advise
@@ -107,7 +107,7 @@ def test_skipping_forced_steps_changes_no_return(drawn: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", list(reference.HEURISTICS))
 def test_heuristics_agree(name: str) -> None:
     """Along what each leads to, and along chance."""
-    tables = PolicyTables(name, 1, window=8)
+    tables = JobPolicyTables(name, 1, window=8)
     choose = reference.HEURISTICS[name]
     num_jobs_started = 0
     for seed in range(20):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pointsman.errors import InputError
-from pointsman.jobs.workload import WorkloadSpec, draw_jobs
+from pointsman.jobs.workload import JobsWorkloadSpec, draw_jobs
 from pointsman.spec import parse_spec
 
-MANY = WorkloadSpec(num_jobs=100_000)
+MANY = JobsWorkloadSpec(num_jobs=100_000)
 LONGEST_S = 10_000.0
 
 
@@ -26,7 +26,7 @@ def test_durations_have_a_heavy_tail() -> None:
 
 
 def test_uniform_durations() -> None:
-    share = draw_jobs(WorkloadSpec(num_jobs=50_000, durations="uniform"), 8, 0).duration_s / LONGEST_S
+    share = draw_jobs(JobsWorkloadSpec(num_jobs=50_000, durations="uniform"), 8, 0).duration_s / LONGEST_S
     assert np.quantile(share, (0.0, 0.5, 1.0)) == pytest.approx((0.05, 0.125, 0.2), abs=0.002)
 
 
@@ -55,24 +55,24 @@ def test_arrivals_come_in_bursts() -> None:
         # A fifth is even; of six bursts, each ± 3 % of the span, some may fall together.
         assert np.sort(counts)[:10].mean() < 400
         assert counts.max() > 2500
-    assert not draw_jobs(WorkloadSpec(arrivals="all_at_zero"), 8, 0).arrived_at.any()
+    assert not draw_jobs(JobsWorkloadSpec(arrivals="all_at_zero"), 8, 0).arrived_at.any()
 
 
 def test_the_seed_decides() -> None:
-    first, again, other = (draw_jobs(WorkloadSpec(), 8, seed) for seed in (3, 3, 4))
+    first, again, other = (draw_jobs(JobsWorkloadSpec(), 8, seed) for seed in (3, 3, 4))
     for name in ("arrived_at", "duration_s", "gpus", "priority"):
         assert np.array_equal(getattr(first, name), getattr(again, name))
         assert not np.array_equal(getattr(first, name), getattr(other, name))
 
 
 def test_the_horizon_is_slack_times_the_packed_work_after_the_last_arrival() -> None:
-    jobs = draw_jobs(WorkloadSpec(), 8, 0)
+    jobs = draw_jobs(JobsWorkloadSpec(), 8, 0)
     work = sum(duration * gpus for duration, gpus in zip(jobs.duration_s, jobs.gpus, strict=True))
     assert jobs.horizon_s(8, 1.3) == pytest.approx(jobs.arrived_at.max() + 1.3 * work / 8)
 
 
 def test_bad_settings() -> None:
     with pytest.raises(InputError, match=r"workload\.arrivals = 'poisson': input should be 'bursty' or"):
-        parse_spec(WorkloadSpec, {"arrivals": "poisson"}, "workload")
+        parse_spec(JobsWorkloadSpec, {"arrivals": "poisson"}, "workload")
     with pytest.raises(InputError, match=r"workload\.num_job = 3: unknown key; did you mean 'num_jobs'"):
-        parse_spec(WorkloadSpec, {"num_job": 3}, "workload")
+        parse_spec(JobsWorkloadSpec, {"num_job": 3}, "workload")

@@ -10,11 +10,13 @@ from tests.cli.conftest import cli
 
 __all__ = ["cli"]
 
+TIME_SCALE = 20
+
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[list[str]]:
     """Two emulated ones of unequal speed, twenty times as fast as real ones."""
-    options = ["--devices", "a100,a10", "--time-scale", "20", "--port", "0", "--admin-port", "0"]
+    options = ["--devices", "a100,a10", "--time-scale", str(TIME_SCALE), "--port", "0", "--admin-port", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "pointsman", "emulate", *options], stderr=subprocess.PIPE, text=True
     )

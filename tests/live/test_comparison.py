@@ -79,7 +79,7 @@ def test_the_same_comparison_as_on_the_simulator(cli: Cli, servers: list[str], t
 def test_a_recorded_trace_with_a_request_too_long(cli: Cli, servers: list[str], tmp_path: Path) -> None:
     recorded = [
         {"arrived_at": 3 + 0.01 * i, "num_prefill_tokens": tokens, "num_decode_tokens": 3, "outcome": "ok"}
-        for i, tokens in enumerate((5, 9000, 7, 8, 9))
+        for i, tokens in enumerate((*[6] * 20, 5, 9000, 7, 8, 9))  # the last fifth is sent
     ]
     (tmp_path / "traffic.jsonl").write_text("\n".join(map(json.dumps, recorded)))
     (tmp_path / "mine.yaml").write_text("workload: {trace: {path: traffic.jsonl}}\n")

@@ -12,6 +12,7 @@ from pointsman.experiments.objective import find_objective
 from pointsman.live.costs import CostBooks
 from pointsman.live.desk import Block, Desk, Question
 from pointsman.live.spec import LiveSpec
+from pointsman.routing.decider import PlainRequest
 
 from .factories import wait_until
 
@@ -74,8 +75,9 @@ class Office:
         except KeyboardInterrupt:
             return
 
-    def ask(self, now: float, waited_s: float = 0.0, excluded: Collection[int] = ()) -> int:
-        return self.desk.choose(100, waited_s, 1, now, excluded, -1)
+    def ask(self, now: float, excluded: Collection[int] = ()) -> int:
+        """About a request that has just come."""
+        return self.desk.decide(PlainRequest(100, arrived_at=now), 1, now, excluded)
 
 
 def test_the_trainer_decides_its_share() -> None:
@@ -119,18 +121,18 @@ def test_a_hold_stands_until_there_is_room() -> None:
     answers = deque([0, 2])
     with Office(lambda question: answers.popleft()) as office:
         office.start.legal[0] = True
-        arrived_at = now = 0.0
-        while office.ask(now) != 0:  # those of the control
-            arrived_at = now = now + 10.0
+        request = PlainRequest(100, arrived_at=0.0)
+        while office.desk.decide(request, 1, request.arrived_at) != 0:  # those of the control
+            request = PlainRequest(100, arrived_at=request.arrived_at + 10.0)
         for waited_s in (0.1, 0.5, 0.9):  # asked again at every token of some stream
-            assert office.ask(arrived_at + waited_s, waited_s) == 0
+            assert office.desk.decide(request, 1, request.arrived_at + waited_s) == 0
         assert office.desk.num_asked == 1
         wait_until(lambda: office.is_listening)
         office.start.legal[0] = False
-        assert office.ask(arrived_at + 0.95, 0.95) == 2
+        assert office.desk.decide(request, 1, request.arrived_at + 0.95) == 2
 
 
 def test_blocks_count_what_comes_after_their_first_quarter() -> None:
     block = Block(Start(), 8)  # type: ignore[arg-type]
-    counted = [block.turn().tally is not None for _ in range(8)]
+    counted = [block.next_assignment().tally is not None for _ in range(8)]
     assert counted == [False] * 2 + [True] * 6 and block.num_left == 0

@@ -13,7 +13,7 @@ from pointsman.emulator.cluster import Emulator
 from pointsman.experiments.metrics import latency
 from pointsman.live import load as load_module
 from pointsman.live.load import BYTES_PER_TOKEN, NEVER, Load, Prompts, Replay
-from pointsman.router.config import parse_url
+from pointsman.router.http.address import parse_url
 from pointsman.workload import Workload
 from tests.emulator.serving import MODEL, with_emulator
 

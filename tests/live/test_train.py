@@ -45,6 +45,7 @@ BAD = {
     "objective": (["--objective", "slo"], "service levels"),
     "no server": (["--minutes", 1], "does not answer"),
     "unknown scenario": (["--scenario", "stedy-chat", "--minutes", 1], "unknown scenario"),
+    "two scenarios": (["--scenario", "mixed", "--scenario", "diurnal"], "name one scenario at a time"),
     "a heuristic": (["--start-from", "random"], "was not trained"),
     "more clusters than there are": (["--set", "run.num_envs=4"], "run.num_envs = 4: must be 1"),
     "random decisions": (["--set", "run.settle_steps=9"], "run.settle_steps = 9: must be 0"),
@@ -68,11 +69,6 @@ def test_bad_input_is_one_line(cli: Cli, tmp_path: Path, arguments: list[object]
     assert result.status == 2 and result.out == ""
     assert problem in result.err
     assert len(result.err.strip().splitlines()) == 1
-
-
-def test_a_scenario_is_for_live_servers(cli: Cli) -> None:
-    result = cli("train", "--scenario", "mixed")
-    assert result.status == 2 and "--scenario = 'mixed': given without --live" in result.err
 
 
 def test_a_run_from_start_to_report(cli: Cli, servers: list[str], tmp_path: Path) -> None:

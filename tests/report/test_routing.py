@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pointsman.cli.evaluate import AGAINST as EVALUATE_AGAINST
 from pointsman.config import load_config
+from pointsman.errors import PointsmanWarning
 from pointsman.experiments.simulate import prepare, simulate
 from pointsman.report.routing import AGAINST, outstanding, replica_names
 from pointsman.simulator.spec import ClusterSpec, ReplicaGroup
@@ -17,7 +19,8 @@ def test_load_is_what_a_count_of_requests_says() -> None:
         ["workload.requests=300", "policy.kind=hold-until-room", "cluster.replicas=3"],
         {"workload": {"arrivals": {"kind": "poisson", "rate": 40}, "lengths": "azure-conv"}},
     )
-    prepared = prepare(config)
+    with pytest.warns(PointsmanWarning, match="above capacity"):  # else nothing would be held
+        prepared = prepare(config)
     (outcome,) = simulate([prepared])
     requests = outcome.requests
     times = np.linspace(0.0, float(requests["completed_at"].max()) + 1.0, 50)

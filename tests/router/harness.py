@@ -15,7 +15,7 @@ import uvloop
 
 from pointsman.router.config import Backend, Settings
 from pointsman.router.server import Parts, Router
-from tests.router.fakes import FakeDecider, FakeLedger
+from tests.router.fakes import FakeBooks, FakeDecider
 from tests.router.mock import Behaviour, Mock, mocks, ok
 
 Scenario = Callable[[], Awaitable[None]]
@@ -108,7 +108,7 @@ def get(path: str, headers: str = "", method: str = "GET") -> bytes:
 @dataclass
 class Cluster:
     router: Router
-    ledger: FakeLedger
+    books: FakeBooks
     decider: FakeDecider
     mocks: list[Mock]
     port: int
@@ -149,20 +149,20 @@ async def cluster(
     settings = Settings.model_validate(
         {"limits": limits or {}, "holding": holding or {}, "reliability": QUIET | (reliability or {})}
     )
-    ledger, log = FakeLedger(), io.StringIO()
+    books, log = FakeBooks(), io.StringIO()
     deciders: dict[str, FakeDecider] = {}
 
     def decider_named(name: str) -> FakeDecider:
-        return deciders.setdefault(name, FakeDecider(ledger))
+        return deciders.setdefault(name, FakeDecider(books))
 
     async with mocks(*behaviours or (ok, ok)) as servers:
-        made = Parts(**{"ledger": ledger, "deciders": decider_named, "log_to": log, "policy": "fake"} | parts)
+        made = Parts(**{"books": books, "deciders": decider_named, "log_to": log, "policy": "fake"} | parts)
         router = Router(made, settings, [Backend(url=mock.url) for mock in servers])
         port = await router.start("127.0.0.1", 0, tls=tls)
         try:
-            yield Cluster(router, ledger, deciders["fake"], servers, port, log)
+            yield Cluster(router, books, deciders["fake"], servers, port, log)
             assert not router.proxy.active, "requests left behind"
-            assert not ledger.open, "books left open"
+            assert not books.open, "books left open"
         finally:
             await router.stop()
 

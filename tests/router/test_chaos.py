@@ -120,7 +120,7 @@ def test_nothing_is_lost_or_mixed_up() -> None:
             # The books are closed, and nothing leaks.
             assert c.router.dispatcher.num_held == 0
             assert all(replica.num_outstanding == 0 for replica in c.router.registry)
-            assert not c.ledger.open
+            assert not c.books.open
             # Once the servers are well again, so is the service.
             for mock in c.mocks:
                 mock.behaviour = ok

@@ -8,9 +8,9 @@ from collections.abc import Collection
 
 import pytest
 
-from pointsman.router.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from pointsman.router.config import Backend, Reliability
-from pointsman.router.health import read_load
+from pointsman.router.replicas.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
+from pointsman.router.replicas.reports import read_load
 from tests.router import mock as replies
 from tests.router.harness import Cluster, cluster, get, post, run, until
 from tests.router.mock import Behaviour, Heard, Mock, gated, hang, ok, raw, reset, status
@@ -33,8 +33,8 @@ def always_first(c: Cluster) -> None:
     """The policy prefers the first replica that may get the request."""
 
     def rule(excluded: Collection[int]) -> int:
-        is_open = c.ledger.accepting
-        return min(slot for slot in c.ledger.names if slot not in excluded and is_open[slot]) + 1
+        is_open = c.books.accepting
+        return min(slot for slot in c.books.names if slot not in excluded and is_open[slot]) + 1
 
     c.decider.rule = rule
 
@@ -50,7 +50,7 @@ def test_a_failure_before_the_first_byte_is_repaired_elsewhere(broken: Behaviour
             assert c.num_heard == [1, 1]
             assert c.mocks[0].heard[0].body == c.mocks[1].heard[0].body
             assert sum(c.router.metrics.retries.values()) == 1
-            assert c.ledger.of_kind("failed") == [("failed", 0)]
+            assert c.books.of_kind("failed") == [("failed", 0)]
 
     run(scenario)
 
@@ -127,7 +127,7 @@ def test_a_failure_after_the_first_byte_cuts_the_client_off(data: bytes) -> None
                 assert (answered.status, answered.is_whole) == (200, False)
                 assert await wire.is_closed()
             assert c.num_heard == [1, 0]
-            assert c.ledger.of_kind("failed") == [("failed", 0)]
+            assert c.books.of_kind("failed") == [("failed", 0)]
             assert c.router.registry.find(c.mocks[0].url).breaker.state == OPEN
 
     run(scenario)
@@ -243,7 +243,7 @@ def test_a_broken_replica_rests_and_is_tried_by_one_request() -> None:
             for _ in range(5):
                 assert (await c.ask()).status == 200
             assert c.num_heard == [2, 5]
-            assert c.ledger.accepting[0] is False
+            assert c.books.accepting[0] is False
             c.mocks[0].behaviour = gated
             first = c.router.registry.find(c.mocks[0].url)
             await until(lambda: first.breaker.state == HALF_OPEN)
@@ -277,10 +277,10 @@ def test_health_checks_take_a_replica_out_and_bring_it_back() -> None:
         async with cluster(ok, ok, reliability={"health_interval_s": 0.02, "health_failures": 2}) as c:
             always_first(c)
             c.mocks[0].is_healthy = False
-            await until(lambda: c.ledger.accepting[0] is False)
+            await until(lambda: c.books.accepting[0] is False)
             assert (await c.ask()).json["id"] == f"from-{c.mocks[1].port}"
             c.mocks[0].is_healthy = True
-            await until(lambda: c.ledger.accepting[0] is True)
+            await until(lambda: c.books.accepting[0] is True)
             assert (await c.ask()).json["id"] == f"from-{c.mocks[0].port}"
 
     run(scenario)
@@ -309,7 +309,7 @@ def test_metrics_of_a_replica_are_scraped_by_todays_and_by_old_names() -> None:
             c.mocks[0].metrics = text.format(name="kv_cache_usage_perc")
             c.mocks[1].metrics = text.format(name="gpu_cache_usage_perc")
             for slot in (0, 1):
-                await until(lambda slot=slot: ("scraped", slot, 4.0, 2.0, 0.25) in c.ledger.events)
+                await until(lambda slot=slot: ("scraped", slot, 4.0, 2.0, 0.25) in c.books.events)
 
     run(scenario)
 
@@ -328,7 +328,7 @@ def test_load_reported_with_an_answer_is_booked(report: bytes) -> None:
         async with cluster(raw(answer), reliability={"asks_for_load": True}) as c:
             assert (await c.ask()).status == 200
             assert c.mocks[0].heard[0].header("endpoint-load-metrics-format") == "TEXT"
-            assert ("scraped", 0, None, 2.0, 0.25) in c.ledger.events
+            assert ("scraped", 0, None, 2.0, 0.25) in c.books.events
 
     run(scenario)
 

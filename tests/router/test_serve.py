@@ -16,9 +16,9 @@ import pytest
 from pointsman.cli.main import main
 from pointsman.router import main as router_main
 from pointsman.router.config import Settings
-from pointsman.router.listening import Ports
 from pointsman.router.main import Options, serve_forever
-from tests.router.fakes import FakeDecider, FakeLedger
+from pointsman.router.ports import Ports
+from tests.router.fakes import FakeBooks, FakeDecider
 from tests.router.harness import CHAT, Wire, post, run, until
 from tests.router.mock import gated, mocks, ok
 
@@ -107,9 +107,9 @@ def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is compiled, and garbage is collected as before."""
-    ledger = FakeLedger()
+    books = FakeBooks()
     monkeypatch.setattr(
-        router_main, "live_books", lambda settings, seat: (ledger, lambda name: FakeDecider(ledger))
+        router_main, "live_books", lambda settings, seat: (books, lambda name: FakeDecider(books))
     )
     monkeypatch.setattr(router_main.gc, "freeze", lambda: None)
     threshold = router_main.gc.get_threshold()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from simulator.factories import Run
 
-from pointsman.routing.books import Books as Ledger
+from pointsman.routing.books import Books
+from pointsman.routing.calibration import FIGURES
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 from pointsman.routing.signals import SCRAPED_AT, SCRAPED_KV_USE, SCRAPED_RUNNING, SCRAPED_WAITING
 from pointsman.simulator.privileged import PRIVILEGED_FEATURES
@@ -27,7 +28,7 @@ class Decision:
     at: float
     request: int
     action: int
-    waited_s: float
+    arrived_at: float
     queue_size: int
     signals: np.ndarray  # [NUM_SIGNALS, R]
     entities: np.ndarray
@@ -46,7 +47,7 @@ class Recording:
 
 
 def record(
-    cluster: ClusterSpec, workload: Workload, choose: Callable[[Decision, np.random.Generator], int]
+    cluster: ClusterSpec, workload: Workload, decide: Callable[[Decision, np.random.Generator], int]
 ) -> Recording:
     run = Run(cluster, workload, None, num_logged_batches=200_000)
     run.policies.rows.may_hold = True
@@ -69,14 +70,14 @@ def record(
             at,
             request,
             0,
-            at - float(run.requests["arrived_at"][request]),
+            float(run.requests["arrived_at"][request]),
             int(run.sim.router.queue_size),
             run.table.copy(),
             entities[0].copy(),
             context[0].copy(),
             legal[0].copy(),
         )
-        run.action = decision.action = choose(decision, rng)
+        run.action = decision.action = decide(decision, rng)
         recording.decisions.append(decision)
     assert run.sim.num_preemptions == 0, "a preempted stream pauses in ways that the batch log does not show"
     recording.stream = sorted(stream_of(run))
@@ -96,13 +97,12 @@ def stream_of(run: Run) -> Iterator[tuple[float, int, int]]:
         yield float(request.completed_at), FINISH, i
 
 
-def replay(recording: Recording, ledger: Ledger, is_calibrated: bool = True) -> Iterator[Decision]:
+def replay(recording: Recording, books: Books, is_calibrated: bool = True) -> Iterator[Decision]:
     """Book everything up to each decision in turn; the decision is booked when the next one is asked for."""
     for k, plan in enumerate(recording.plans):
-        figures = ("prefill_s_per_token", "decode_s_per_token", "step_floor_s", "kv_capacity_tokens")
-        calibration = {name: getattr(plan, name) for name in figures} if is_calibrated else None
-        assert ledger.add(f"replica {k}", calibration) == k
-    handles: dict[int, int] = {}
+        known = {name: getattr(plan, name) for name in FIGURES} if is_calibrated else None
+        assert books.add(f"replica {k}", known) == k
+    tickets: dict[int, int] = {}
     scraped_at = 0.0
     stream = iter(recording.stream)
     event = next(stream, None)
@@ -110,19 +110,19 @@ def replay(recording: Recording, ledger: Ledger, is_calibrated: bool = True) -> 
         while event is not None and event[0] <= decision.at:
             time, what, i = event
             if what == FIRST_TOKEN:
-                ledger.first_token(handles[i], time)
+                books.first_token(tickets[i], time)
             elif what == TOKEN:
-                ledger.tokens(handles[i], 1, time)
+                books.tokens(tickets[i], 1, time)
             else:
                 usage = int(recording.num_prefill[i]), int(recording.num_decode[i])
-                ledger.finished(handles[i], time, *usage)
+                books.finished(tickets[i], time, *usage)
             event = next(stream, None)
         if decision.signals[SCRAPED_AT, 0] != scraped_at:
             scraped_at = float(decision.signals[SCRAPED_AT, 0])
             for k in range(len(recording.plans)):
                 gauges = decision.signals[(SCRAPED_RUNNING, SCRAPED_WAITING, SCRAPED_KV_USE), k]
-                ledger.scraped(k, *gauges.tolist(), scraped_at)
+                books.scraped(k, *gauges.tolist(), scraped_at)
         yield decision
         if decision.action > 0:
             i = decision.request
-            handles[i] = ledger.sent(decision.action - 1, int(recording.num_prefill[i]), decision.at)
+            tickets[i] = books.sent(decision.action - 1, int(recording.num_prefill[i]), decision.at)

@@ -7,10 +7,11 @@ import pytest
 from simulator.factories import make_cluster, make_workload
 
 from pointsman.errors import InputError
-from pointsman.routing.books import FIRST_CAPACITY, Ledger
-from pointsman.routing.decider import Decider
-from pointsman.routing.signals import NUM_SIGNALS, OUTSTANDING, SIGNALS
+from pointsman.routing.books import FIRST_CAPACITY, Books
+from pointsman.routing.decider import Decider, PlainRequest
+from pointsman.routing.signals import NUM_SIGNALS, OUTSTANDING, SIGNALS, SUM
 
+from .asking import decide
 from .recording import Decision, Recording, record, replay
 
 OWN = [index for index, signal in enumerate(SIGNALS) if signal.source == "own"]
@@ -36,20 +37,18 @@ def recording() -> Recording:
 
 
 def test_a_recorded_run_gives_the_observations_of_the_simulator(recording: Recording) -> None:
-    """Signals to 1e-9: the two add the same times, but the ledger forgets rounding errors now and then.
+    """Signals to 1e-9: the two add the same times, but the live books forget rounding errors now and then.
 
     Observations are float32, so a difference of 1e-9 before rounding may be one unit of the last place.
     """
-    ledger = Ledger(now=0.0)
-    decider = Decider(ledger, "default", max_hold_s=recording.max_hold_s)
+    books = Books(now=0.0)
+    decider = Decider(books, "default", max_hold_s=recording.max_hold_s)
     num_holds = 0
-    for decision in replay(recording, ledger):
-        prompt = int(recording.num_prefill[decision.request])
-        entities, context, legal = decider.observe(
-            prompt, decision.waited_s, decision.queue_size, decision.at
-        )
+    for decision in replay(recording, books):
+        request = PlainRequest(int(recording.num_prefill[decision.request]), decision.arrived_at)
+        entities, context, legal = decider.observe(request, decision.queue_size, decision.at)
         np.testing.assert_allclose(
-            ledger.signals[VISIBLE], decision.signals[VISIBLE], rtol=1e-9, atol=1e-9, err_msg=str(decision.at)
+            books.signals[VISIBLE], decision.signals[VISIBLE], rtol=1e-9, atol=1e-9, err_msg=str(decision.at)
         )
         np.testing.assert_allclose(entities, decision.entities, rtol=3e-7, atol=3e-7)
         np.testing.assert_allclose(context, decision.context, rtol=3e-7, atol=3e-7)
@@ -71,178 +70,170 @@ def test_a_lost_token_shows(recording: Recording) -> None:
         recording.decisions,
         stream,
     )
-    ledger = Ledger(now=0.0)
-    decider = Decider(ledger, "least-outstanding")
+    books = Books(now=0.0)
+    decider = Decider(books, "least-outstanding")
     with pytest.raises(AssertionError):
-        for decision in replay(broken, ledger):
-            decider.observe(1, 0.0, 1, decision.at)
-            np.testing.assert_allclose(ledger.signals[OWN], decision.signals[OWN], rtol=1e-9, atol=1e-9)
+        for decision in replay(broken, books):
+            decider.observe(PlainRequest(1, decision.at), 1, decision.at)
+            np.testing.assert_allclose(books.signals[OWN], decision.signals[OWN], rtol=1e-9, atol=1e-9)
 
 
-def make_ledger(num_replicas: int = 2, **calibration: float) -> Ledger:
-    ledger = Ledger(now=0.0)
+def make_books(num_replicas: int = 2, **calibration: float) -> Books:
+    books = Books(now=0.0)
     for k in range(num_replicas):
-        ledger.add(f"replica {k}", calibration or None)
-    return ledger
+        books.add(f"replica {k}", calibration or None)
+    return books
 
 
-def own_of(ledger: Ledger, slot: int) -> dict[str, float]:
-    return ledger.replica_signals(slot)
+def own_of(books: Books, slot: int) -> dict[str, float]:
+    return books.replica_signals(slot)
 
 
-COUNTS = (
-    "outstanding",
-    "waiting",
-    "decoding",
-    "pending_prefill_tokens",
-    "context_tokens",
-    "expected_tokens",
-    "generated_tokens",
-    "sent_at_sum",
-)
+# What adds up over requests, and so is zero without any; rates fade.
+COUNTS = [signal.name for signal in SIGNALS if signal.across == SUM and signal.unit != "tokens/s"]
 
 
-def brought_up_to_date(ledger: Ledger, now: float) -> None:
-    Decider(ledger, "least-outstanding").observe(1, 0.0, 1, now)
+def brought_up_to_date(books: Books, now: float) -> None:
+    Decider(books, "least-outstanding").observe(PlainRequest(1, now), 1, now)
 
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize("end", ["finished", "more than seen", "less than seen", "no usage", "failed"])
 def test_nothing_is_left_on_the_books_of_a_request_that_ended(streams: bool, end: str) -> None:
-    ledger = make_ledger()
-    handles = [ledger.sent(0, 100, 0.01 * n, streams) for n in range(5)]
-    for n, handle in enumerate(handles):
+    books = make_books()
+    tickets = [books.sent(0, 100, 0.01 * n, streams) for n in range(5)]
+    for n, ticket in enumerate(tickets):
         if streams and n != 3:
-            ledger.first_token(handle, 0.2)
-            ledger.tokens(handle, 2, 0.3)
-    brought_up_to_date(ledger, 0.35)
-    assert own_of(ledger, 0)["outstanding"] == 5
-    for handle in reversed(handles):
+            books.first_token(ticket, 0.2)
+            books.tokens(ticket, 2, 0.3)
+    brought_up_to_date(books, 0.35)
+    assert own_of(books, 0)["outstanding"] == 5
+    for ticket in reversed(tickets):
         if end == "failed":
-            ledger.failed(handle, 1.0)
+            books.failed(ticket, 1.0)
         else:
             output = {"finished": 3, "more than seen": 10, "less than seen": 2, "no usage": None}[end]
-            ledger.finished(handle, 1.0, 100, output)
-    brought_up_to_date(ledger, 1.1)
-    assert {name: own_of(ledger, 0)[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0.0)
+            books.finished(ticket, 1.0, 100, output)
+    brought_up_to_date(books, 1.1)
+    assert {name: own_of(books, 0)[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0.0)
 
 
 def test_an_end_is_booked_once() -> None:
-    ledger = make_ledger()
-    handle = ledger.sent(1, 10, 0.0)
-    ledger.failed(handle, 1.0)
-    ledger.finished(handle, 1.0, 10, 10)
-    ledger.first_token(handle, 2.0)
-    ledger.tokens(handle, 1, 2.0)
-    brought_up_to_date(ledger, 3.0)
-    assert own_of(ledger, 1)["outstanding"] == 0
-    assert len({ledger.sent(0, 10, 4.0) for _ in range(10)}) == 10
+    books = make_books()
+    ticket = books.sent(1, 10, 0.0)
+    books.failed(ticket, 1.0)
+    books.finished(ticket, 1.0, 10, 10)
+    books.first_token(ticket, 2.0)
+    books.tokens(ticket, 1, 2.0)
+    brought_up_to_date(books, 3.0)
+    assert own_of(books, 1)["outstanding"] == 0
+    assert len({books.sent(0, 10, 4.0) for _ in range(10)}) == 10
 
 
 def test_a_request_that_does_not_stream_is_taken_to_start_when_its_prompt_can_be_done() -> None:
-    ledger = make_ledger(
+    books = make_books(
         1, prefill_s_per_token=0.001, step_floor_s=0.01, decode_s_per_token=1e-4, kv_capacity_tokens=1e6
     )
-    ledger.sent(0, 1000, 0.0, streams=False)
-    ledger.sent(0, 1000, 0.0, streams=False)
+    books.sent(0, 1000, 0.0, streams=False)
+    books.sent(0, 1000, 0.0, streams=False)
     for now, waiting in ((1.0, 2), (1.02, 1), (2.0, 1), (2.02, 0)):
-        brought_up_to_date(ledger, now)
-        assert own_of(ledger, 0)["waiting"] == waiting
-        assert own_of(ledger, 0)["pending_prefill_tokens"] == 1000 * waiting
-    assert own_of(ledger, 0)["decoding"] == 2
-    assert own_of(ledger, 0)["ttft_s"] == 0
+        brought_up_to_date(books, now)
+        assert own_of(books, 0)["waiting"] == waiting
+        assert own_of(books, 0)["pending_prefill_tokens"] == 1000 * waiting
+    assert own_of(books, 0)["decoding"] == 2
+    assert own_of(books, 0)["ttft_s"] == 0
 
 
 def test_the_oldest_wait_is_that_of_the_oldest_left() -> None:
-    ledger = make_ledger()
-    first, second, third = (ledger.sent(0, 10, at) for at in (1.0, 2.0, 4.0))
-    ledger.first_token(second, 5.0)
-    brought_up_to_date(ledger, 6.0)
-    assert own_of(ledger, 0)["oldest_wait_s"] == 5.0 and own_of(ledger, 0)["mean_wait_s"] == 3.5
-    ledger.failed(first, 6.0)
-    brought_up_to_date(ledger, 7.0)
-    assert own_of(ledger, 0)["oldest_wait_s"] == 3.0
-    ledger.first_token(third, 7.0)
-    brought_up_to_date(ledger, 8.0)
-    assert own_of(ledger, 0)["oldest_wait_s"] == 0.0
+    books = make_books()
+    first, second, third = (books.sent(0, 10, at) for at in (1.0, 2.0, 4.0))
+    books.first_token(second, 5.0)
+    brought_up_to_date(books, 6.0)
+    assert own_of(books, 0)["oldest_wait_s"] == 5.0 and own_of(books, 0)["mean_wait_s"] == 3.5
+    books.failed(first, 6.0)
+    brought_up_to_date(books, 7.0)
+    assert own_of(books, 0)["oldest_wait_s"] == 3.0
+    books.first_token(third, 7.0)
+    brought_up_to_date(books, 8.0)
+    assert own_of(books, 0)["oldest_wait_s"] == 0.0
 
 
 def test_replicas_come_and_go_and_keep_their_books() -> None:
-    ledger = make_ledger(3)
-    handles = [ledger.sent(slot, 100 * (slot + 1), 1.0) for slot in (0, 1, 1, 2, 2, 2)]
-    ledger.remove(1)
-    assert ledger.slots == (0, 2) and ledger.signals.shape == (NUM_SIGNALS, 2)
-    assert own_of(ledger, 0)["outstanding"] == 1 and own_of(ledger, 2)["outstanding"] == 3
-    assert ledger.add("new", None) == 1
-    assert own_of(ledger, 1)["outstanding"] == 0
-    for handle in handles:  # those of the removed replica count for nothing
-        ledger.first_token(handle, 2.0)
-        ledger.tokens(handle, 1, 2.1)
-    brought_up_to_date(ledger, 2.2)
-    assert own_of(ledger, 1)["context_tokens"] == 0
-    assert own_of(ledger, 2)["context_tokens"] == 3 * (300 + 2)
-    for handle in handles:
-        ledger.finished(handle, 3.0, None, None)
-    brought_up_to_date(ledger, 3.1)
-    assert all(own_of(ledger, slot)["outstanding"] == 0 for slot in ledger.slots)
+    books = make_books(3)
+    tickets = [books.sent(slot, 100 * (slot + 1), 1.0) for slot in (0, 1, 1, 2, 2, 2)]
+    books.remove(1)
+    assert books.slots == (0, 2) and books.signals.shape == (NUM_SIGNALS, 2)
+    assert own_of(books, 0)["outstanding"] == 1 and own_of(books, 2)["outstanding"] == 3
+    assert books.add("new", None) == 1
+    assert own_of(books, 1)["outstanding"] == 0
+    for ticket in tickets:  # those of the removed replica count for nothing
+        books.first_token(ticket, 2.0)
+        books.tokens(ticket, 1, 2.1)
+    brought_up_to_date(books, 2.2)
+    assert own_of(books, 1)["context_tokens"] == 0
+    assert own_of(books, 2)["context_tokens"] == 3 * (300 + 2)
+    for ticket in tickets:
+        books.finished(ticket, 3.0, None, None)
+    brought_up_to_date(books, 3.1)
+    assert all(own_of(books, slot)["outstanding"] == 0 for slot in books.slots)
     for slot in (0, 1, 2):
-        ledger.remove(slot)
-    assert Decider(ledger, "least-outstanding").choose(1, 0.0, 1, 4.0) == 0
+        books.remove(slot)
+    assert decide(Decider(books, "least-outstanding"), 1, 4.0) == 0
 
 
 def test_room_for_requests_grows() -> None:
-    ledger = make_ledger()
-    handles = [ledger.sent(0, 10, 0.0) for _ in range(3 * FIRST_CAPACITY)]
-    assert len(set(handles)) == len(handles) and own_of(ledger, 0)["outstanding"] == len(handles)
-    for handle in handles:
-        ledger.first_token(handle, 1.0)
-        ledger.finished(handle, 2.0, 10, 1)
-    brought_up_to_date(ledger, 3.0)
-    assert {name: own_of(ledger, 0)[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0.0)
+    books = make_books()
+    tickets = [books.sent(0, 10, 0.0) for _ in range(3 * FIRST_CAPACITY)]
+    assert len(set(tickets)) == len(tickets) and own_of(books, 0)["outstanding"] == len(tickets)
+    for ticket in tickets:
+        books.first_token(ticket, 1.0)
+        books.finished(ticket, 2.0, 10, 1)
+    brought_up_to_date(books, 3.0)
+    assert {name: own_of(books, 0)[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0.0)
 
 
 def test_what_is_told_of_an_idle_replica_is_zero_at_once() -> None:
     """Tokens of the last instant are booked with the next event; whoever asks before must not see less."""
-    ledger = make_ledger()
-    handle = ledger.sent(0, 10, 1.0)
-    ledger.first_token(handle, 2.0)
-    ledger.tokens(handle, 3, 2.5)
-    ledger.finished(handle, 3.0, 10, 4)
-    known = ledger.replica_signals(0)
+    books = make_books()
+    ticket = books.sent(0, 10, 1.0)
+    books.first_token(ticket, 2.0)
+    books.tokens(ticket, 3, 2.5)
+    books.finished(ticket, 3.0, 10, 4)
+    known = books.replica_signals(0)
     assert {name: known[name] for name in COUNTS} == dict.fromkeys(COUNTS, 0.0)
 
 
 def test_prompt_lengths_are_corrected_by_what_servers_count() -> None:
-    ledger = make_ledger()
+    books = make_books()
     for n in range(500):
-        ledger.finished(ledger.sent(0, ledger.prompt_length(100), n), n + 0.5, 130, 10)
-    assert ledger.prompt_length(1000) == pytest.approx(1300, rel=0.02)
+        books.finished(books.sent(0, books.prompt_length(100), n), n + 0.5, 130, 10)
+    assert books.prompt_length(1000) == pytest.approx(1300, rel=0.02)
 
 
 def test_without_gauges_the_books_stand_in_for_them() -> None:
-    ledger = make_ledger(1, kv_capacity_tokens=1000.0)
-    ledger.scraped(0, 7.0, 3.0, float("nan"), 1.0)
-    ledger.first_token(ledger.sent(0, 100, 1.0), 1.5)
-    brought_up_to_date(ledger, 2.0)
-    assert own_of(ledger, 0)["scraped_running"] == 7 and own_of(ledger, 0)["scraped_kv_use"] == 0
-    brought_up_to_date(ledger, 10.0)
-    assert own_of(ledger, 0)["scraped_running"] == 1 and own_of(ledger, 0)["scrape_age_s"] == 0
-    assert own_of(ledger, 0)["scraped_kv_use"] == pytest.approx(0.101)
+    books = make_books(1, kv_capacity_tokens=1000.0)
+    books.scraped(0, 7.0, 3.0, float("nan"), 1.0)
+    books.first_token(books.sent(0, 100, 1.0), 1.5)
+    brought_up_to_date(books, 2.0)
+    assert own_of(books, 0)["scraped_running"] == 7 and own_of(books, 0)["scraped_kv_use"] == 0
+    brought_up_to_date(books, 10.0)
+    assert own_of(books, 0)["scraped_running"] == 1 and own_of(books, 0)["scrape_age_s"] == 0
+    assert own_of(books, 0)["scraped_kv_use"] == pytest.approx(0.101)
 
 
 def test_a_hiccup_is_forgotten_when_there_was_nothing_to_do_for_long() -> None:
-    ledger = make_ledger()
-    handle = ledger.sent(0, 100, 1.0)
-    ledger.first_token(handle, 3.0)
-    ledger.tokens(handle, 1, 5.0)
-    brought_up_to_date(ledger, 20.0)
-    assert own_of(ledger, 0)["step_slow_s"] == 2.0, "not while it has work"
-    ledger.finished(handle, 20.0, 100, 2)
-    brought_up_to_date(ledger, 21.0)
-    assert own_of(ledger, 0)["step_slow_s"] == 0.0 and own_of(ledger, 0)["ttft_s"] == 0.0
+    books = make_books()
+    ticket = books.sent(0, 100, 1.0)
+    books.first_token(ticket, 3.0)
+    books.tokens(ticket, 1, 5.0)
+    brought_up_to_date(books, 20.0)
+    assert own_of(books, 0)["step_slow_s"] == 2.0, "not while it has work"
+    books.finished(ticket, 20.0, 100, 2)
+    brought_up_to_date(books, 21.0)
+    assert own_of(books, 0)["step_slow_s"] == 0.0 and own_of(books, 0)["ttft_s"] == 0.0
 
 
-def test_calibration_that_makes_no_sense_is_refused() -> None:
-    for calibration in ({"model": "Llama-3-8B"}, {"step_floor_s": -1.0}, {"speed": 3}):
-        with pytest.raises(InputError, match="calibration"):
-            Ledger(now=0.0).add("replica", calibration)
+@pytest.mark.parametrize("known", [{"step_floor_s": -1.0}, {"step_floor_s": float("nan")}, {"speed": 3.0}])
+def test_calibration_that_makes_no_sense_is_refused(known: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="calibration"):
+        Books(now=0.0).add("replica", known)

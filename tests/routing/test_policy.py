@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from simulator.factories import make_cluster, make_workload
 
+from pointsman.compiled.memory import Records
 from pointsman.errors import InputError
-from pointsman.routing.heuristics import HEURISTICS
-from pointsman.routing.policy import PolicySpec, PolicyTables
+from pointsman.routing.heuristics import EXTERNAL, HEURISTICS
+from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
+from pointsman.routing.records import MEMORY
 from pointsman.routing.signals import NUM_SIGNALS, SIGNAL_INDEX
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
@@ -46,7 +48,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(policy: dict[str, Any], word
 
 
 def test_every_heuristic_says_what_it_does_in_a_line() -> None:
-    assert len({heuristic.kernel for heuristic in HEURISTICS.values()}) == len(HEURISTICS)
+    assert len({heuristic.kind for heuristic in HEURISTICS.values()}) == len(HEURISTICS)
     for kind, heuristic in HEURISTICS.items():
         assert heuristic.what and "\n" not in heuristic.what, kind
 
@@ -54,7 +56,7 @@ def test_every_heuristic_says_what_it_does_in_a_line() -> None:
 def test_weights_reach_the_row_of_their_signal() -> None:
     specs = [None, PolicySpec(kind="linear-score", weights={"kv_use": 2.0, "outstanding": 1.0})]
     tables = PolicyTables(specs, max_replicas=1)
-    assert tables.rows["kind"].tolist() == [0, HEURISTICS["linear-score"].kernel]
+    assert tables.rows["kind"].tolist() == [EXTERNAL, HEURISTICS["linear-score"].kind]
     assert tables.rows["reads_derived"].tolist() == [0, 1]
     weights = (ctypes.c_double * NUM_SIGNALS).from_address(int(tables.rows[1].weights))
     assert weights[SIGNAL_INDEX["kv_use"]] == 2.0
@@ -69,10 +71,16 @@ def test_working_memory_is_for_the_replicas_there_are() -> None:
     clusters = Clusters([cluster], [plan_replicas(cluster)], [make_workload([0.0])], [0])
     actions = np.zeros(1, np.int64)
     for max_replicas in (1, 2):
-        tables = PolicyTables([make_checkpoint()], max_replicas)
-        for entry_point in (run, advise):
-            with pytest.raises(ValueError, match="fewer replicas"):
-                entry_point(clusters.sims, tables.rows, actions, 0, 1)
+        tables, memories = PolicyTables([make_checkpoint()], max_replicas), Records(1, MEMORY)
+        fill_memory(memories[0], memories, 3, 1)
+        with pytest.raises(ValueError, match="fewer replicas"):
+            run(clusters.sims, tables.rows, actions, 0, 1)
+        with pytest.raises(ValueError, match="fewer replicas"):
+            advise(clusters.sims, tables.rows, memories, actions, 0, 1)
+        fill_memory(memories[0], memories, max_replicas, 1)
+        with pytest.raises(ValueError, match="fewer replicas"):
+            rule = PolicyTables([PolicySpec()], max_replicas)
+            advise(clusters.sims, rule.rows, memories, actions, 0, 1)
     run(clusters.sims, PolicyTables([make_checkpoint()], max_replicas=3).rows, actions, 0, 1)
     assert clusters.sims[0].status == DONE
 

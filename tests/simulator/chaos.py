@@ -21,17 +21,21 @@ KINDS = ("vllm-v1", "vllm", "sarathi", "orca")
 
 
 @st.composite
-def replica_groups(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS) -> dict[str, Any]:
-    """A replica that serves any request sooner or later: even alone in memory it keeps a block free."""
+def replica_groups(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS, is_large: bool = True) -> dict[str, Any]:
+    """A replica. A large one has memory for any request, and for a block that it may keep free.
+
+    Vidur's vllm and sarathi put a sequence to sleep that leaves none, so small ones keep some by a watermark.
+    """
     kind = draw(st.sampled_from(kinds))
     num_stages = draw(st.sampled_from((1, 1, 2, 3)))
     max_seqs = draw(st.sampled_from((12, 3, 40)))
     block_size = draw(st.sampled_from((4, 16, 1, 7, 32)))
+    longest = LONGEST if is_large else draw(st.integers(1, LONGEST))
     scheduler: dict[str, Any] = {
         "kind": kind,
         "block_size": block_size,
-        "num_blocks": -(-LONGEST // block_size) + 1 + draw(st.sampled_from((0, 1, 3, 8, 30, 1000))),
-        "watermark": 0.0,
+        "num_blocks": -(-longest // block_size) + 1 + draw(st.sampled_from((0, 1, 3, 8, 30, 1000))),
+        "watermark": 0.5 if kind in ("vllm", "sarathi") and not is_large else 0.0,
         "pipeline_stages": num_stages,
     }
     if kind == "vllm-v1":
@@ -42,7 +46,7 @@ def replica_groups(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS) -> dict[str,
         scheduler["max_batch_size"] = max_seqs
         scheduler["chunk_size"] = draw(st.sampled_from((64, 5, 300)))
         scheduler["max_tokens_in_batch"] = LONGEST + draw(st.sampled_from((0, 100)))
-        scheduler["max_sequence_tokens"] = LONGEST
+        scheduler["max_sequence_tokens"] = max(longest, block_size)
     return {"scheduler": scheduler, "slowdown": draw(st.sampled_from((1.0, 1.0, 0.3, 5.0)))}
 
 
@@ -64,7 +68,9 @@ def event_lists(draw: st.DrawFn, num_replicas: int) -> list[dict[str, Any]]:
 
 @st.composite
 def clusters(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS) -> ClusterSpec:
-    groups = draw(st.lists(replica_groups(kinds), min_size=1, max_size=4))
+    """At least one of its replicas, wherever it stands, can serve every request."""
+    others = draw(st.lists(st.booleans().flatmap(lambda large: replica_groups(kinds, large)), max_size=3))
+    groups = draw(st.permutations([draw(replica_groups(kinds)), *others]))
     return make_cluster(
         replicas=groups,
         cost=draw(
@@ -90,7 +96,7 @@ def clusters(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS) -> ClusterSpec:
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
-    """Open or closed loop, with ties, bursts and sessions."""
+    """Open or closed loop, with ties, bursts and sessions, long and short."""
     count = draw(st.integers(1, 80))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_users = draw(st.sampled_from((0, 0, 0, 1, 7)))
@@ -98,8 +104,8 @@ def workloads(draw: st.DrawFn) -> Workload:
     closed = {"num_users": num_users, "think_s": pauses} if num_users else {}
     return make_workload(
         np.zeros(count) if num_users else np.cumsum(pauses),
-        rng.integers(1, MAX_PROMPT + 1, count),
-        rng.integers(1, MAX_OUTPUT + 1, count),
+        rng.integers(1, draw(st.sampled_from((MAX_PROMPT, MAX_PROMPT, 2))) + 1, count),
+        rng.integers(1, draw(st.sampled_from((MAX_OUTPUT, MAX_OUTPUT, 2))) + 1, count),
         rng.integers(-1, 6, count),
         **closed,
     )

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from pointsman.routing.policy import PolicySpec, PolicyTables
+from pointsman.compiled.memory import Records
+from pointsman.inference.checkpoint import Checkpoint
+from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
+from pointsman.routing.records import MEMORY
 from pointsman.routing.signals import SIGNAL_INDEX
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
-from pointsman.simulator.run import run
+from pointsman.simulator.run import advise, run
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.simulator.state import DECISION, DONE, NUM_TBT_BINS, TBT_BINS_PER_OCTAVE, TBT_LOWEST_EXPONENT
 from pointsman.spec import parse_spec
@@ -148,6 +151,7 @@ class Run:
         self.requests = self.clusters.requests[0]
         self.replicas = self.clusters.replicas[0]
         self.table = self.clusters.signals[0]
+        self.tickets = self.clusters.arrays("tickets")[0]
         self.batch_log = self.clusters.batch_logs[0]
         self._actions = np.zeros(1, np.int64)
 
@@ -174,6 +178,15 @@ class Run:
             self.action = choose(self)
         return self
 
+    def takers(self, request: int) -> list[int]:
+        """Replicas that accept requests and have memory for this one, as far as anybody has seen."""
+        row = self.requests[request]
+        needs = max(row.num_prefill, row.seen + 1)
+        fits = (needs <= self.signal("kv_capacity_tokens")) & (
+            row.num_prefill <= self.signal("max_prompt_tokens")
+        )
+        return np.flatnonzero(fits & (self.signal("accepting") == 1.0)).tolist()
+
     def signal(self, name: str) -> np.ndarray:
         """[R] a copy of a row of the table."""
         return self.table[SIGNAL_INDEX[name]].copy()
@@ -194,6 +207,26 @@ class Run:
 
     def outcome(self) -> dict[str, np.ndarray]:
         return {name: self.requests[name].copy() for name in OUTCOME}
+
+
+class AdvisedRun(Run):
+    """A run whose policy is asked from outside: `advice` is what it would do about the request at hand."""
+
+    def __init__(
+        self, cluster: ClusterSpec, workload: Workload, policy: PolicySpec | Checkpoint, seed: int = 0
+    ) -> None:
+        super().__init__(cluster, workload, None, seed)
+        num_replicas = len(self.replicas)
+        self._advisers = PolicyTables([policy], num_replicas)
+        for name in ("may_hold", "hold_s", "kv_limit", "prefill_limit"):
+            self.policies.rows[name] = self._advisers.rows[name]
+        self._memories = Records(1, MEMORY)
+        fill_memory(self._memories[0], self._memories, num_replicas, int(self.sim.memory.rng))
+
+    def advice(self) -> int:
+        actions = np.zeros(1, np.int64)
+        advise(self.clusters.sims, self._advisers.rows, self._memories, actions, 0, 1)
+        return int(actions[0])
 
 
 def assert_same_outcome(first: Run, second: Run) -> None:

@@ -233,7 +233,10 @@ def test_hardware_costs_need_a_deployment() -> None:
         ({"kind": "linear", "a": 1, "f": 1}, r"f = 1: unknown key"),
         ({"kind": "roofline", "flops_efficiency": 1.5}, r"flops_efficiency = 1\.5"),
         ({"kind": "profile", "mlp": "mlp.csv"}, r"cost\.attention = .*required"),
-        ({"kind": "magic"}, r"cost\.kind = 'magic': unknown kind; kinds: linear, roofline, profile"),
+        (
+            {"kind": "magic"},
+            r"cost\.kind = 'magic': unknown kind; kinds: auto, linear, roofline, profile, steps",
+        ),
     ],
 )
 def test_bad_cost_specs(cost: dict[str, Any], message: str) -> None:

@@ -187,10 +187,10 @@ def test_expected_output_is_learned_from_finished_requests_alone() -> None:
     for _, is_sent, i in sorted(events):
         length_class = int(requests["num_prefill"][i]).bit_length() - 1
         if is_sent:
-            assert requests["estimate"][i] == int(estimates[length_class])
+            assert run.tickets["expected_output"][i] == int(estimates[length_class])
         else:
             estimates[length_class] += 0.05 * (requests["num_decode"][i] - estimates[length_class])
-    assert len(set(requests["estimate"].tolist())) > 20
+    assert len(set(run.tickets["expected_output"].tolist())) > 20
 
 
 def serial_run(num_requests: int, num_decode: int) -> Run:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pointsman.envs.entity import Episode, Observation, Step
+from pointsman.evaluation.problem import Evaluate, Problem
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.inference.space import EntitySpace, Feature
 from pointsman.spec import Spec, parse_spec
 from pointsman.training.config import TrainConfig
 from pointsman.training.exploration import Event
 from pointsman.training.networks import TensorObservation, build_network
-from pointsman.training.problems import Evaluate
 from pointsman.training.safety import Alert
 from pointsman.training.state import TrainerState
 from pointsman.training.trainer import Outlook
@@ -32,9 +32,6 @@ class FakeSpec(Spec):
     episode_steps: int = Field(default=8, ge=1)
     objective: Literal["balanced", "mean"] = "balanced"
     poison_at_step: int = Field(default=-1, description="rewards are NaN from here on")
-
-
-EnvSpec = FakeSpec
 
 
 class FakeEnv:
@@ -134,6 +131,9 @@ def make_evaluate(spec: FakeSpec) -> Evaluate:
         return {"eval_score": score, "eval_mean_return": 8 * score, "eval_baseline_score": -0.5}
 
     return evaluate
+
+
+PROBLEM = Problem(FakeSpec, make_env, make_evaluate)
 
 
 def fake_config(**sections: Any) -> TrainConfig:

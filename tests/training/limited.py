@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from pointsman.envs.entity import Step
+from pointsman.evaluation.problem import Evaluate
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.training.networks import TensorObservation, build_network
-from pointsman.training.problems import Evaluate
 
 from .fakes import FakeEnv, FakeSpec
 
@@ -20,11 +20,11 @@ CHEAPEST_NOISE, LIMIT = 0.5, 0.35
 
 
 class LimitedEnv(FakeEnv):
-    limits = ("noise",)
+    tails = ("noise",)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         noise = self.noise(actions)
-        return super().step(actions)._replace(limits={"noise": -noise})
+        return super().step(actions)._replace(tails={"noise": -noise})
 
     def noise(self, actions: NDArray[np.int64]) -> NDArray[np.float32]:
         """[N] of what is picked; holding has none."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pointsman.evaluation.explain import Decisions
+from pointsman.evaluation.explain import RecordedDecisions
 from pointsman.inference.checkpoint import Checkpoint, NetworkSpec
 from pointsman.inference.space import EntitySpace, Feature
 from pointsman.training.attention import attention_by_preference
@@ -27,7 +27,7 @@ def checkpoint(kind: str) -> Checkpoint:
     return Checkpoint(spec, SPACE, {name: tensor.numpy() for name, tensor in network.state_dict().items()})
 
 
-def decisions(num_entities: list[int], width: int) -> Decisions:
+def decisions(num_entities: list[int], width: int) -> RecordedDecisions:
     rng = np.random.default_rng(0)
     count = len(num_entities)
     sizes = np.array(num_entities)
@@ -35,7 +35,7 @@ def decisions(num_entities: list[int], width: int) -> Decisions:
     entities = rng.normal(size=(count, 5, 3)).astype(np.float32) * there[:, :, None]
     legal = np.concatenate((np.ones((count, 1), bool), there), axis=1)
     context = rng.normal(size=(count, 1)).astype(np.float32)
-    return Decisions(entities, context, sizes, legal, np.zeros((count, width), np.float32))
+    return RecordedDecisions(entities, context, sizes, legal, np.zeros((count, width), np.float32))
 
 
 @pytest.mark.parametrize("kind", ["attention", "attention+gru"])

@@ -250,3 +250,24 @@ def test_what_makes_no_sense_is_refused_in_one_line(spec: dict[str, Any], words:
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+def test_one_bad_evaluation_long_ago_makes_no_plateau_of_a_rise() -> None:
+    """Its distance to all others was the yardstick for ever, and every rise small beside it."""
+    scores = np.concatenate(([-500.0], np.linspace(0.0, 10.0, 39)))
+    assert not evaluate(make(stagnation={}), scores)
+
+
+def test_the_learning_rate_follows_the_kl() -> None:
+    """With a KL of 3000 lr², the target of 0.01 is met at 0.0018; from both sides, and within the limit."""
+    for start in (1e-4, 1e-2):
+        controller = make(ppo={"learning_rate": start, "lr_by_kl": {"target": 0.01, "limit": 30.0}})
+        for update in range(30):
+            kl = 3000 * controller.knobs(0.0).lr ** 2
+            controller.after_update(update, 0.0, {"approx_kl_mean": kl})
+        assert 0.004 < 3000 * controller.knobs(0.0).lr ** 2 < 0.021
+    stuck = make(ppo={"learning_rate": 1e-3, "lr_by_kl": {"limit": 4.0}})
+    events = [event for i in range(20) for event in stuck.after_update(i, 0.0, {"approx_kl_mean": 0.0})]
+    assert [event.what for event in events] == ["lr factor"]
+    assert stuck.knobs(0.0).lr == pytest.approx(4e-3)
+    assert make(ppo={"learning_rate": 1e-3}).knobs(0.0).lr == 1e-3

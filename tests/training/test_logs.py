@@ -68,6 +68,18 @@ def test_tensorboard_has_the_same_names_and_numbers(tmp_path: Path) -> None:
     assert points == [(1, -0.5), (2, -0.25)]
 
 
+def test_actions_are_a_histogram_in_tensorboard(tmp_path: Path) -> None:
+    with Curves(tmp_path, last_update=0) as curves:
+        curves.append({"update": 1, "action_frac/0": 0.1, "action_frac/1": 0.6, "action_frac/2": 0.3})
+        curves.append({"update": 2, "x": 1.0})
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    (event,) = board.Histograms("actions")
+    assert event.step == 1
+    assert event.histogram_value.bucket_limit == [0.5, 1.5, 2.5]
+    assert event.histogram_value.bucket == pytest.approx([0.1, 0.6, 0.3])
+
+
 def test_news_are_kept_as_they_were_said(tmp_path: Path) -> None:
     with Curves(tmp_path, last_update=0) as curves:
         curves.append({"update": 1, "x": 1.0})

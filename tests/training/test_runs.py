@@ -105,6 +105,25 @@ def test_a_run_directory_holds_everything(whole: Path) -> None:
     assert not list(whole.rglob("*.part"))
 
 
+def test_policies_on_the_way_are_kept_if_asked_for(tmp_path: Path) -> None:
+    run = CONFIG.run.model_copy(update={"keep": 2, "steps": 16 * 32 * 7})
+    folder = tmp_path / "run"
+    start(CONFIG.model_copy(update={"run": run}), folder)
+    kept = sorted(path.stem for path in (folder / "checkpoints").glob("update-*"))
+    assert kept == ["update-000000", "update-000006"]  # of the evaluations at 0, 3, 6 and 7
+    assert load_checkpoint(folder / "checkpoints" / "update-000006.safetensors").metadata["update"] == 6
+
+
+def test_returns_are_in_every_row_once_there_are_any(whole: Path) -> None:
+    filled = [bool(row["mean_ep_return"]) for row in curves(whole)]
+    assert filled == sorted(filled) and filled[-1]
+
+
+def test_a_state_given_as_a_policy_says_what_to_use(whole: Path) -> None:
+    with pytest.raises(InputError, match=r"to resume from, not a policy; use last\.safetensors"):
+        load_checkpoint(next((whole / "checkpoints").glob("state-*")))
+
+
 def test_the_configuration_written_is_the_one_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     rates = {"start": 1e-3, "end": 1e-4, "kind": "exponential"}

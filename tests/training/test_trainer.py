@@ -281,15 +281,21 @@ def test_the_curriculum_reaches_the_environment() -> None:
         {"difficulty": {"entities": 2}},
         {"difficulty": {"entities": 3}, "from_metrics": {"eval_score": -0.9}},
     ]
-    config = fake_config(curriculum={"stages": stages}, run={"evaluate_every": 3})
+    config = fake_config(
+        env={"episode_steps": 10_000}, curriculum={"stages": stages}, run={"evaluate_every": 3}
+    )
     trainer = prepared(config)
     trainer.step(0.0)
     env = trainer.env.env
     assert isinstance(env, FakeEnv)
     assert env.max_entities == 2
+    assert env._num.max() == 2
     trainer.evaluation = {"eval_score": -0.8}
-    trainer.step(0.1)
+    _, news = trainer.step(0.1)
     assert env.max_entities == 3
+    # Episodes are far longer than an update, and yet the stage is there when it is announced.
+    assert trainer.buffers.arrays.entity_mask[0].sum(axis=1).max() == 3
+    assert str(news[0]) == ("update 2: curriculum stage 1 → 2, of 2: entities 3; all episodes began anew")
 
 
 def test_a_run_that_diverges_keeps_its_last_good_state() -> None:

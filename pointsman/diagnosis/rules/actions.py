@@ -10,7 +10,7 @@ from pointsman.diagnosis.measures import (
     MEDIAN_ERROR,
     SIGNIFICANT,
     SLIGHTLY_LOST,
-    Progress,
+    ScoreCourse,
     by_chance,
     first_x,
     noise,
@@ -194,7 +194,7 @@ def stuck_at_uniform(log: RunLog) -> Looked:
     return Evidence(severity, text, {"entropy_frac": now}, "entropy_frac")
 
 
-def _has_learned(earned: Series, score: Progress | None) -> bool:
+def _has_learned(earned: Series, score: ScoreCourse | None) -> bool:
     """Where few episodes have ended, even a large rise is within their noise: there its size decides."""
     is_short = 0 < len(earned) < MANY_RETURNS
     is_evaluated = score is not None and score.name.startswith("eval")
@@ -242,7 +242,7 @@ def entropy_collapse(log: RunLog) -> Looked:
     return Evidence(severity, text, {"entropy_frac": now}, "entropy_frac", began)
 
 
-def _is_over_early(entropy: Series, score: Progress) -> bool:
+def _is_over_early(entropy: Series, score: ScoreCourse) -> bool:
     """Exploration ended in the first half of the run, and the score stayed where it was then."""
     began = since(entropy, running_median(entropy.y, 5) < FAR_COLLAPSED)
     if began is None or began > entropy.x[0] + 0.5 * (entropy.x[-1] - entropy.x[0]):

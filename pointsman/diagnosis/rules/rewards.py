@@ -13,7 +13,7 @@ from pointsman.diagnosis.measures import (
     MIN_SCORES,
     MOSTLY_LOST,
     SIGNIFICANT,
-    Progress,
+    ScoreCourse,
     noise,
     progress,
     rise,
@@ -189,7 +189,7 @@ def training_gap(log: RunLog) -> Looked:
     return Evidence(severity, text, {"rise": gain, "score": score.end}, score.name, score.best_x)
 
 
-def _is_worse(score: Progress) -> bool:
+def _is_worse(score: ScoreCourse) -> bool:
     """No better than before training, and behind or fallen: what stays where it was may be at its ceiling."""
     has_fallen = score.is_behind or score.lost >= LOST
     return has_fallen and score.end <= score.start + 3 * score.noise

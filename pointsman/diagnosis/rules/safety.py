@@ -11,6 +11,12 @@ WHAT = {
     "kl": "an update beyond the KL limit",
     "entropy": "entropy below its limit",
     "behind": "an evaluation too far behind the baseline",
+    "overhang": "an episode ended with far more requests than the shadow's",
+    "queue": "an episode ended for its queue",
+    "wait_s": "an episode ended for a request that waited too long",
+    "ttft_p99_s": "an episode ended for its P99 TTFT",
+    "ttft_p99_ratio": "an episode ended for a P99 TTFT far above the shadow's",
+    "imbalance_cv": "an episode ended for its imbalance",
 }
 
 
@@ -31,7 +37,7 @@ def limits_passed(log: RunLog) -> Looked:
 
 
 def _total(series: Series) -> float:
-    """Of a counter that goes on, or of counts one by one."""
+    """The sum of a counter that goes on, or of counts one by one."""
     is_counter = bool((series.y[1:] >= series.y[:-1]).all())
     return float(series.y[-1] if is_counter else series.y.sum())
 
@@ -50,7 +56,7 @@ RULES = (
         "the policy goes where the limits were set to keep it from; or they are tighter than this workload "
         "allows",
         "the updates at which the counts rise; whether the baseline keeps these limits",
-        (Knob("limits", "as the baseline keeps them", "safety"),),
+        (Knob("limits", "as the baseline keeps them", "safety, env.limits"),),
         min_rows=1,
     ),
 )

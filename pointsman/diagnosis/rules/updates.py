@@ -14,7 +14,7 @@ from pointsman.diagnosis.measures import (
     LOST,
     MOSTLY_LOST,
     SIGNIFICANT,
-    Progress,
+    ScoreCourse,
     by_chance,
     first_x,
     has_kl_spike,
@@ -178,7 +178,7 @@ def critic_bottleneck(log: RunLog) -> Looked:
     return Evidence("bad" if trouble else slight, text, figures, "explained_variance")
 
 
-def _value_loss_alone(log: RunLog, score: Progress | None) -> Looked:
+def _value_loss_alone(log: RunLog, score: ScoreCourse | None) -> Looked:
     """Without the variance explained: a value loss that stays as high as it was, with a bad score."""
     losses, policy = log.series("v_loss"), np.abs(log.series("pg_loss").y)
     kept = float(np.median(losses.tail(0.5)) / max(float(np.median(losses.head(0.1))), 1e-12))

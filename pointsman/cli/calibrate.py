@@ -1,0 +1,136 @@
+"""`pointsman calibrate`: a server's speed, measured from outside or read from its traffic."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pointsman.cli.console import compilation_announced, print_json, progress, say
+from pointsman.cli.options import AsJson
+from pointsman.errors import InputError
+
+
+def calibrate(
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="A running server to probe.")
+    ] = None,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(
+            "--traffic", metavar="FILE", help="Recorded requests with their times, instead of probing."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.yaml", help="Write the replica's description.")
+    ] = None,
+    minutes: Annotated[float, typer.Option("--minutes", metavar="N", help="Time to probe.")] = 3.0,
+    max_streams: Annotated[
+        int, typer.Option("--max-streams", metavar="N", help="Requests at once, at most.")
+    ] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the cost model of a server, with its uncertainty, and describe it for the simulator and the router.
+
+    Probing needs a server that is quiet now and then: it waits for that, and uses half of the KV memory at
+    most. The file is read by `serve --backends FILE`, and in a configuration as
+    `cluster.replicas: [{description: FILE}]`.
+
+    Example: pointsman calibrate --url http://127.0.0.1:8000 --minutes 3 --out my-server.yaml
+    """
+    if (url is None) == (traffic is None):
+        raise InputError("--url", url, "either this or --traffic is needed", "give one of the two")
+    with compilation_announced():
+        data = _probe(url, minutes, max_streams) if url is not None else _read(traffic)
+    if out is not None:
+        import yaml
+
+        from pointsman.files import output_file
+
+        with output_file("--out", out) as file:
+            file.write("# Written by `pointsman calibrate`.\n")
+            file.write(yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110))
+    if as_json or out is None:
+        print_json(data)
+        return
+    _tell(data, out)
+
+
+def _probe(url: str, minutes: float, max_streams: int) -> dict[str, Any]:
+    from pointsman.live.fitting import description, fit_probes
+    from pointsman.live.probing import Prober, Server
+
+    if minutes <= 0 or max_streams < 1:
+        raise InputError(
+            "--minutes", minutes, "leaves no time or no requests to probe with", "use 3, and 64 streams"
+        )
+
+    async def measure() -> dict[str, Any]:
+        server = Server(url)
+        prober = Prober(server, await server.facts(), max_streams)
+        with progress("probing", 1000) as advance:
+            shown = 0
+
+            def show(share: float, _: str) -> None:
+                nonlocal shown
+                advance(int(1000 * share) - shown)
+                shown = int(1000 * share)
+
+            probes = await prober.run(60 * minutes, show)
+        if prober.num_disturbed:
+            say(f"{prober.num_disturbed} probes were left out: others used the server")
+        return description(
+            server.url, prober.facts, fit_probes(probes), prober.limit_seqs, prober.num_together
+        )
+
+    return asyncio.run(measure())
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    from pointsman.live.traffic import UNDETERMINED, fit_traffic, read_traffic
+
+    assert path is not None
+    servers = [
+        {
+            "server": fit.server,
+            "replica": {
+                "cost": {"kind": "linear", **fit.cost},
+                "scheduler": {"kind": "vllm-v1", "api_s": fit.api_s},
+            },
+            "uncertainty": fit.errors,
+            "requests": fit.num_requests,
+        }
+        for fit in fit_traffic(read_traffic(path))
+    ]
+    alone = {"replica": servers[0]["replica"]} if len(servers) == 1 else {}
+    return {
+        **alone,
+        "servers": servers,
+        "measured": {"traffic": str(path), "undetermined": list(UNDETERMINED)},
+    }
+
+
+def _tell(data: dict[str, Any], out: Path) -> None:
+    measured = data["measured"]
+    if "servers" in data:
+        for one in data["servers"]:
+            cost = one["replica"]["cost"]
+            say(
+                f"server {one['server']}, {one['requests']} requests: {1e3 * cost['a']:.2f} ms a step, "
+                f"{1e6 * cost['b']:.1f} µs a prompt token, {1e6 * cost['c']:.1f} µs a stream"
+            )
+    else:
+        figures = data["backends"][0]["calibration"]
+        errors = measured["uncertainty"]
+        step_s, prompt_s = figures["step_floor_s"], figures["prefill_s_per_token"]
+        say(
+            f"{measured['probes']} probes, the fit is off by {measured['error_of_the_fit']:.1%} typically: "
+            f"{1e3 * step_s:.2f} ms a step (±{errors['step_floor_s']:.1%}), "
+            f"{1e6 * prompt_s:.1f} µs a prompt token (±{errors['prefill_s_per_token']:.1%})"
+        )
+        if data["replica"]["scheduler"]["async_scheduling"]:
+            say("the next step is planned while one runs (asynchronous scheduling)")
+    say("not determined: " + "; ".join(measured["undetermined"]))
+    say(f"written to {out}")

@@ -1,0 +1,320 @@
+"""Measures a running OpenAI-compatible server from outside: idle prompts, batches, prompts that join them.
+
+Every probe is a few streamed completions whose lengths we choose (`ignore_eos`); prompts are random token
+ids, so that nothing comes from a prefix cache. A probe starts only when the server is quiet: on a shared
+server it waits for that, and a probe during which others came is thrown away. At most `max_streams` requests
+run at once, and they hold at most half of the KV memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
+from time import monotonic
+
+from pointsman.errors import InputError
+from pointsman.router.http.address import parse_url
+
+LOWEST_ID, HIGHEST_ID = 10, 900  # token ids that any vocabulary has, special ones left out
+PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8000, 16000, 32000)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CONTEXTS = (64, 1024, 4096)
+NUM_STEPS = 20  # of a batch that are timed
+KV_SHARE = 0.5
+QUIET_S = 2.0  # how long to wait for others to finish
+_EVENT = b'"choices":[{'
+
+
+@dataclass
+class ProbeAnswer:
+    sent_at: float
+    token_at: list[float] = field(default_factory=list)  # one time for every event with text
+    num_tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_at[0] - self.sent_at
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the server says about itself."""
+
+    model: str
+    max_model_tokens: int
+    block_size: int | None
+    num_blocks: int | None
+
+
+@dataclass(frozen=True)
+class Idle:
+    """One prompt on a server that did nothing else."""
+
+    num_prompt: int
+    ttft_s: float
+
+
+@dataclass(frozen=True)
+class Decode:
+    """A batch that only decodes."""
+
+    num_seqs: int
+    mean_context: float
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A prompt put into a decoding batch: when its first token came, how long it held up the others."""
+
+    num_seqs: int
+    mean_context: float
+    num_prompt: int
+    ttft_s: float
+    held_up_s: float
+    plain_step_s: float
+    num_tokens_meanwhile: int  # of a running stream, until the first token
+
+
+Probe = Idle | Decode | Joined
+
+
+class Server:
+    def __init__(self, url: str) -> None:
+        self._address = parse_url(url, "--url")
+        if self._address.scheme != "http":
+            raise InputError("--url", url, "is not plain http", "probe the server itself, not a proxy")
+        self.url = url.rstrip("/")
+        self._random = random.Random(1)
+
+    async def facts(self) -> Facts:
+        models = json.loads(await self._get("/v1/models"))["data"]
+        first = models[0]
+        config = re.search(rb"^vllm:cache_config_info\{(.*)\}", await self._get("/metrics"), re.MULTILINE)
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', config.group(1).decode())) if config else {}
+        length = first.get("max_model_len") or 4096
+        return Facts(first["id"], int(length), _whole(labels, "block_size"), _whole(labels, "num_gpu_blocks"))
+
+    async def gauge(self, name: str) -> float:
+        found = re.findall(
+            rf"^vllm:{name}\{{.*\}} (\S+)", (await self._get("/metrics")).decode(), re.MULTILINE
+        )
+        return sum(map(float, found)) if found else 0.0
+
+    async def _get(self, path: str) -> bytes:
+        reader, writer = await self._connect()
+        host, prefix = self._address.netloc, self._address.prefix
+        writer.write(f"GET {prefix}{path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+        head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+        writer.close()
+        if b" 200 " not in head[:20]:
+            problem = f"{path} answers {head[9:12].decode()}"
+            raise InputError("--url", self.url, problem, "name an OpenAI-compatible server")
+        if b"chunked" in head.lower():
+            body = b"".join(re.split(rb"\r\n[0-9a-fA-F]+\r\n", b"\r\n" + body)[1:])
+        return body
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            return await asyncio.open_connection(self._address.host, self._address.port, limit=1 << 20)
+        except OSError as error:
+            problem = f"cannot be reached ({error.strerror or error})"
+            raise InputError("--url", self.url, problem, "start the server, or correct the URL") from None
+
+    async def ask(
+        self,
+        model: str,
+        num_prompt: int,
+        num_output: int,
+        on_token: Callable[[ProbeAnswer], None] | None = None,
+    ) -> ProbeAnswer:
+        ids = [self._random.randint(LOWEST_ID, HIGHEST_ID) for _ in range(num_prompt)]
+        body = json.dumps(
+            {
+                "model": model,
+                "prompt": ids,
+                "max_tokens": num_output,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+        reader, writer = await self._connect()
+        answer = ProbeAnswer(monotonic())
+        head = f"POST {self._address.prefix}/v1/completions HTTP/1.1\r\nhost: {self._address.netloc}\r\n"
+        head += f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        try:
+            status = (await reader.readuntil(b"\r\n\r\n"))[9:12]
+            if status != b"200":
+                said = (await reader.read(400)).decode(errors="replace")
+                raise InputError(
+                    "--url", self.url, f"a completion fails ({status.decode()}: {said})", "see its log"
+                )
+            rest = b""
+            while piece := await reader.read(1 << 16):
+                now = monotonic()
+                text = rest + piece
+                num_events = text.count(_EVENT)
+                if num_events:
+                    answer.token_at += [now] * num_events
+                    text = text[text.rfind(_EVENT) + len(_EVENT) :]
+                    if on_token is not None:
+                        on_token(answer)
+                rest = text[-4096:]
+            counted = re.findall(rb'"completion_tokens": ?(\d+)', rest)
+            answer.num_tokens = int(counted[-1]) if counted else len(answer.token_at)
+        finally:
+            writer.close()
+        return answer
+
+
+def _whole(labels: dict[str, str], name: str) -> int | None:
+    return int(labels[name]) if labels.get(name, "").isdecimal() else None
+
+
+@dataclass
+class Prober:
+    """Runs probes until the time is over: most informative first, then the same again for certainty."""
+
+    server: Server
+    facts: Facts
+    max_streams: int = 64
+    num_disturbed: int = 0  # probes thrown away because others used the server
+    num_together: int = 1  # sequences that were seen to run at once
+    limit_seqs: int | None = None  # the same, where more were asked for
+    probes: list[Probe] = field(default_factory=list)
+
+    async def run(self, seconds: float, on_probe: Callable[[float, str], None] | None = None) -> list[Probe]:
+        """`on_probe` gets the share of the time that is over and what was done."""
+        began_at = monotonic()
+        await self._ask(16, 4)  # whatever the server does only once
+        plan = self._plan()
+        number = 0
+        while number < len(plan) or monotonic() - began_at < seconds:
+            kind, size, context = plan[number % len(plan)]
+            if monotonic() - began_at > seconds and number >= len(plan) // 3:
+                break
+            if kind == "join" and self.limit_seqs is not None and size >= self.limit_seqs:
+                number += 1  # the prompt would wait for a seat
+                continue
+            if await self._is_quiet():
+                found = await getattr(self, kind)(size, context)
+                if await self.server.gauge("num_requests_running") > 0:
+                    self.num_disturbed += 1
+                else:
+                    self.probes += found
+            else:
+                self.num_disturbed += 1
+            number += 1
+            if on_probe is not None:
+                on_probe(min(1.0, (monotonic() - began_at) / seconds), kind)
+        return self.probes
+
+    def _plan(self) -> list[tuple[str, int, int]]:
+        """What to do, so that any part of it from the beginning covers all kinds."""
+        room = self.facts.max_model_tokens - 300
+        prompts = [size for size in PROMPTS if size <= room]
+        contexts = [size for size in CONTEXTS if size <= room]
+        batches = [size for size in BATCHES if size <= self.max_streams]
+        decodes = [("decode", b, c) for c in contexts for b in batches if self._fits(b, c)]
+        joins = [
+            ("join", b, c) for b in batches[:: max(1, len(batches) // 4)] for c in prompts if self._fits(b, c)
+        ]
+        idles = [("idle", size, 0) for size in prompts]
+        order = random.Random(2)
+        for some in (idles, decodes, joins):
+            order.shuffle(some)
+        mixed = [one for some in zip_longest(idles, decodes, joins) for one in some if one is not None]
+        # The largest batch comes first: it shows how many sequences the server runs at once.
+        return [("decode", batches[-1], contexts[0]), *mixed]
+
+    def _fits(self, num_seqs: int, context: int) -> bool:
+        if self.facts.num_blocks is None or self.facts.block_size is None:
+            return True
+        return num_seqs * (context + 200) <= KV_SHARE * self.facts.num_blocks * self.facts.block_size
+
+    async def _is_quiet(self) -> bool:
+        end = monotonic() + QUIET_S
+        while (
+            await self.server.gauge("num_requests_running") + await self.server.gauge("num_requests_waiting")
+            > 0
+        ):
+            if monotonic() > end:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def _ask(
+        self, num_prompt: int, num_output: int, on_token: Callable[[ProbeAnswer], None] | None = None
+    ) -> ProbeAnswer:
+        return await self.server.ask(self.facts.model, num_prompt, num_output, on_token)
+
+    async def idle(self, num_prompt: int, _: int) -> Sequence[Probe]:
+        answer = await self._ask(num_prompt, 2)
+        return [Idle(num_prompt, answer.ttft_s)]
+
+    async def decode(self, num_seqs: int, context: int) -> Sequence[Probe]:
+        # The first stream is ahead of the last by the steps that take the prompts in.
+        num_output = NUM_STEPS + 8 + num_seqs // 2
+        answers = await asyncio.gather(*(self._ask(context, num_output) for _ in range(num_seqs)))
+        all_began = max(answer.token_at[0] for answer in answers)
+        one_ended = min(answer.token_at[-1] for answer in answers)
+        longest = max(answers, key=lambda answer: answer.token_at[0])
+        steps = [at for at in longest.token_at if all_began <= at <= one_ended]
+        together = max(
+            sum(other.token_at[0] <= one.token_at[0] <= other.token_at[-1] for other in answers)
+            for one in answers
+        )
+        self.num_together = max(self.num_together, together)
+        # With long prompts, the first answer may end before the last one begins, whatever the limit.
+        if together < num_seqs and context == CONTEXTS[0]:
+            self.limit_seqs = together
+        if len(steps) < 6:
+            return []
+        # Tokens may come several at once: the mean over the whole stretch is right, single gaps are not.
+        middle = (steps[0] + steps[-1]) / 2
+        held = [context + sum(at <= middle for at in answer.token_at) for answer in answers]
+        step_s = (steps[-1] - steps[1]) / (len(steps) - 2)
+        return [Decode(num_seqs, statistics.mean(held), step_s)]
+
+    async def join(self, num_seqs: int, num_prompt: int) -> Sequence[Probe]:
+        """The running streams are told to go on for long, and are given up once the prompt is through."""
+        context, num_output = 128, self.facts.max_model_tokens - 140
+        seen: list[float] = []
+
+        def note(answer: ProbeAnswer) -> None:
+            seen.extend(answer.token_at[len(seen) :])
+
+        watched = asyncio.create_task(self._ask(context, num_output, note))
+        others = [asyncio.create_task(self._ask(context, num_output)) for _ in range(num_seqs - 1)]
+        running = [watched, *others]
+        try:
+            while len(seen) < 16 + num_seqs // 4 and not watched.done():
+                await asyncio.sleep(0.003)
+            before = len(seen)
+            plain = [second - first for first, second in pairwise(seen[-11:])]
+            answer = await self._ask(num_prompt, 1)
+            wanted = len(seen) + 6
+            while len(seen) < wanted and not watched.done():
+                await asyncio.sleep(0.003)
+            if watched.done() or len(plain) < 10:
+                return []
+            plain_s = (seen[before - 1] - seen[before - 11]) / 10
+            after = [at for at in seen[before - 1 :] if at <= answer.token_at[0] + 4 * plain_s]
+            held_up_s = after[-1] - after[0] - (len(after) - 1) * plain_s
+            meanwhile = sum(answer.sent_at < at <= answer.token_at[0] for at in seen)
+            mean_context = context + before + len(after) / 2
+            return [Joined(num_seqs, mean_context, num_prompt, answer.ttft_s, held_up_s, plain_s, meanwhile)]
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await self._is_quiet()

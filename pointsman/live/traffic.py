@@ -1,0 +1,110 @@
+"""What recorded traffic says about a server's speed: from when requests came, began and ended.
+
+A request's stream lasts for its steps; each takes a fixed time, something for every stream that runs beside
+it, and something for every prompt token that is put in meanwhile. Over many requests that is a linear
+regression. Shapes beyond a line, attention, memory and limits do not show in these times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from pointsman.errors import InputError
+from pointsman.live.fitting import nonnegative
+
+Floats = NDArray[np.float64]
+
+MIN_REQUESTS = 100
+MIN_OUTPUT = 8
+NUM_RESAMPLED = 40
+NAMES = {"prompt_tokens": "num_prefill_tokens", "output_tokens": "num_decode_tokens"}
+TIMES = ("arrived_at", "num_prefill_tokens", "num_decode_tokens", "first_token_at", "completed_at")
+UNDETERMINED = (
+    "attention (cost.d, cost.e) and the shape of the step's time",
+    "the scheduler's limits and the KV memory",
+    "asynchronous scheduling",
+)
+
+
+@dataclass(frozen=True)
+class TrafficFit:
+    server: str
+    num_requests: int
+    cost: dict[str, float]  # of kind `linear`
+    api_s: float
+    errors: dict[str, float]  # one standard deviation, as a share
+
+
+def read_traffic(path: Path) -> pl.DataFrame:
+    """JSON lines or CSV; `ttft_s` and `e2e_s` may stand for the times of the first and the last token."""
+    try:
+        table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_ndjson(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(
+            "--traffic", str(path), f"cannot be read ({error})", "give JSON lines or CSV"
+        ) from None
+    table = table.rename({old: new for old, new in NAMES.items() if old in table.columns})
+    if {"ttft_s", "e2e_s", "arrived_at"} <= set(table.columns):
+        table = table.with_columns(
+            first_token_at=pl.col("arrived_at") + pl.col("ttft_s"),
+            completed_at=pl.col("arrived_at") + pl.col("e2e_s"),
+        )
+    missing = [name for name in TIMES if name not in table.columns]
+    if missing:
+        problem = f"has no column {', '.join(missing)}: arrivals and lengths alone say nothing about speed"
+        raise InputError("--traffic", str(path), problem, "probe the server with --url instead")
+    server = pl.col("server").cast(pl.String) if "server" in table.columns else pl.lit("all")
+    return table.select(*(pl.col(name).cast(pl.Float64) for name in TIMES), server=server).drop_nulls()
+
+
+def fit_traffic(table: pl.DataFrame) -> list[TrafficFit]:
+    """One for each server."""
+    fits = []
+    for (server,), rows in sorted(table.partition_by("server", as_dict=True).items(), key=str):
+        if len(rows) < MIN_REQUESTS:
+            problem = f"has {len(rows)} requests of server {server}"
+            raise InputError("--traffic", server, problem, f"record at least {MIN_REQUESTS}")
+        fits.append(_fit_server(str(server), rows))
+    return fits
+
+
+def _fit_server(server: str, rows: pl.DataFrame) -> TrafficFit:
+    first, last, prompts, outputs = (
+        rows[name].to_numpy()
+        for name in ("first_token_at", "completed_at", "num_prefill_tokens", "num_decode_tokens")
+    )
+    timed = np.flatnonzero(outputs >= MIN_OUTPUT)
+    table = np.empty((len(timed), 3))
+    for row, i in enumerate(timed):
+        overlap_s = np.clip(np.minimum(last, last[i]) - np.maximum(first, first[i]), 0, None)
+        num_steps = outputs[i] - 1
+        num_streams = overlap_s.sum() / max(last[i] - first[i], 1e-9)
+        joined = (first > first[i]) & (first <= last[i])
+        table[row] = num_steps, prompts[joined].sum(), num_steps * num_streams
+    seconds = (last - first)[timed]
+    weight = 1.0 / np.maximum(seconds, 1e-3)
+
+    def fit(chosen: Any) -> Floats:
+        return nonnegative(table[chosen] * weight[chosen, None], seconds[chosen] * weight[chosen])
+
+    found = fit(np.arange(len(timed)))
+    rng = np.random.default_rng(0)
+    again = np.array([fit(rng.integers(0, len(timed), len(timed))) for _ in range(NUM_RESAMPLED)])
+    errors = again.std(axis=0) / np.maximum(found, 1e-12)
+    cost = dict(zip("abc", map(float, found), strict=True))
+    return TrafficFit(
+        server, len(rows), cost, _api_s(rows, cost), dict(zip("abc", map(float, errors), strict=True))
+    )
+
+
+def _api_s(rows: pl.DataFrame, cost: dict[str, float]) -> float:
+    """What the quickest first tokens took beyond their own step."""
+    ttft_s = (rows["first_token_at"] - rows["arrived_at"]).to_numpy()
+    own_s = cost["a"] + cost["b"] * rows["num_prefill_tokens"].to_numpy()
+    return float(max(0.0, np.quantile(ttft_s - own_s, 0.05)))

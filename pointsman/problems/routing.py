@@ -1,0 +1,8 @@
+"""Which replica runs a request, on the simulator."""
+
+from pointsman.envs.routing import RoutingSpec, make_env
+from pointsman.evaluation.problem import Problem
+from pointsman.evaluation.routing import make_evaluate
+from pointsman.report.routing import appraise
+
+PROBLEM = Problem(RoutingSpec, make_env, make_evaluate, appraise=appraise, preset="quick")

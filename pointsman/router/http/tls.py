@@ -1,0 +1,77 @@
+"""TLS: how the router shows itself to clients, and whom it trusts among servers.
+
+Files are read once, at the start: a certificate that was renewed needs a restart.
+"""
+
+from __future__ import annotations
+
+import ssl
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pointsman.errors import InputError
+from pointsman.router.http.limits import Limits
+
+CERT, KEY = "--tls-cert", "--tls-key"
+_GOODBYE_S = 1.0  # for a client to say that it, too, has no more to say
+
+
+def client_side_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What the router shows to those who connect to it; None: it speaks plain HTTP.
+
+    `key` None: the key is in the file of the certificate.
+    """
+    if cert is None:
+        if key is not None:
+            raise InputError(KEY, str(key), "given without a certificate", f"add {CERT} FILE")
+        return None
+    for option, file in ((CERT, cert), (KEY, key)):
+        if file is not None:
+            _check_readable(option, file)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        # A password, even if it is none: OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        remedy = f"give the certificate chain and its key in PEM, without a password; the key with {KEY}"
+        problem = f"is no certificate with its key ({_reason(error)})"
+        raise InputError(CERT, str(cert), problem, remedy) from None
+    return context
+
+
+def tls_options(tls: ssl.SSLContext | None, limits: Limits) -> dict[str, Any]:
+    """What `create_server` wants to know."""
+    if tls is None:
+        return {}
+    return {
+        "ssl": tls,
+        "ssl_handshake_timeout": limits.request_timeout_s,
+        "ssl_shutdown_timeout": _GOODBYE_S,
+    }
+
+
+@cache
+def server_side_tls(ca: Path | None) -> ssl.SSLContext:
+    """Whom the router trusts among servers. `ca` None: whom the system trusts, or $SSL_CERT_FILE."""
+    if ca is not None:
+        _check_readable("CA file", ca)
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except ssl.SSLError as error:
+        problem = f"holds no certificate ({_reason(error)})"
+        raise InputError("CA file", str(ca), problem, "give certificates in PEM") from None
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _check_readable(option: str, file: Path) -> None:
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise InputError(option, str(file), f"cannot be read ({error.strerror})", "name a PEM file") from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error)

@@ -1,0 +1,77 @@
+"""Where the router listens, who can reach it there, and what they have to show."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from pointsman.errors import InputError
+from pointsman.router.http.address import Address
+from pointsman.router.http.tls import client_side_tls
+from pointsman.router.keys import ADMIN, CLIENT, Keys, read_keys
+
+
+@dataclass(frozen=True)
+class Listening:
+    """One port. `is_local`: only this machine can reach it; `tls` None: plain HTTP."""
+
+    host: str
+    port: int
+    keys: Keys
+    is_local: bool
+    tls: ssl.SSLContext | None
+
+    def url(self, port: int) -> str:
+        """The URL, with the port that was found if ours is 0."""
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{Address(scheme=scheme, host=self.host, port=port, prefix='').netloc}"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What the command line says about the port for clients and the one for admins."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8081
+    api_keys: Path | None = None
+    admin_keys: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    def check(self) -> tuple[Listening, Listening]:
+        """Where clients and where admins connect; refuses an admin port that strangers could use."""
+        is_local = _is_local(resolve(self.host, "--host"))
+        is_admin_local = _is_local(resolve(self.admin_host, "--admin-host"))
+        keys, admin_keys = read_keys(self.api_keys, CLIENT), read_keys(self.admin_keys, ADMIN)
+        if not admin_keys and not is_admin_local:
+            problem = "lets others than this machine switch policies and drain servers, without a key"
+            remedy = f"give {ADMIN.option} FILE or ${ADMIN.environment}, or leave it at 127.0.0.1"
+            raise InputError("--admin-host", self.admin_host, problem, remedy)
+        if keys.shares_one_with(admin_keys):
+            remedy = f"take it out of {CLIENT.option} or ${CLIENT.environment}"
+            raise InputError(ADMIN.option, "…", "an admin key is the key of a client, too", remedy)
+        tls = client_side_tls(self.tls_cert, self.tls_key)
+        admin_tls = None if is_admin_local else tls
+        return (
+            Listening(self.host, self.port, keys, is_local, tls),
+            Listening(self.admin_host, self.admin_port, admin_keys, is_admin_local, admin_tls),
+        )
+
+
+def resolve(host: str, option: str) -> list[str]:
+    """The addresses of a host to listen on; of all interfaces if it is empty."""
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        problem = f"is no address of this machine ({getattr(error, 'strerror', None) or error})"
+        raise InputError(option, host, problem, "use 127.0.0.1, or 0.0.0.0 for all interfaces") from None
+    return [str(entry[4][0]) for entry in found]
+
+
+def _is_local(addresses: list[str]) -> bool:
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)

@@ -1,0 +1,184 @@
+"""How the processes of one router keep together: the first one leads.
+
+The leader has the admin port and looks for replicas. It tells the others which replicas and which policy
+there are; they tell it about once a second what they have counted. JSON lines over a Unix socket in a
+directory of their own. Without a leader the others go on as they are, and find it again when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pointsman.errors import InputError
+from pointsman.router.config import Backend
+from pointsman.router.server import Router
+
+_REPORT_S = 1.0
+_RETRY_S = 0.2
+_ANSWER_S = 5.0
+_MAX_LINE = 16 << 20
+
+
+class Leader:
+    def __init__(self, router: Router, path: Path) -> None:
+        self._router = router
+        self._path = path
+        self._followers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self._is_planned = False
+
+    async def start(self) -> None:
+        self._path.unlink(missing_ok=True)  # of a leader that is no more
+        self._server = await asyncio.start_unix_server(self._hear, self._path, limit=_MAX_LINE)
+        self._router.registry.on_change.append(lambda replica, what: self._plan())
+        self._router.decisions.on_switch.append(lambda policy: self._plan())
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for follower in list(self._followers):
+            follower.close()
+
+    def _plan(self) -> None:
+        """Tell all, once for all that changes at the same time."""
+        if not self._is_planned:
+            self._is_planned = True
+            asyncio.get_running_loop().call_soon(self._tell_all)
+
+    def _tell_all(self) -> None:
+        self._is_planned = False
+        for follower in list(self._followers):
+            _write(follower, {"state": self._state()})
+
+    def _state(self) -> dict[str, Any]:
+        replicas = [
+            {"backend": one.backend.model_dump(mode="json"), "is_draining": one.is_draining}
+            for one in self._router.registry
+            if not one.is_leaving
+        ]
+        return {"policy": self._router.decisions.policy, "replicas": replicas}
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Listen to one follower until it is gone."""
+        index: int | None = None
+        self._followers.add(writer)
+        _write(writer, {"state": self._state()})
+        try:
+            while line := await reader.readline():
+                said = json.loads(line)
+                if "counts" in said:
+                    index = int(said["index"])
+                    self._add(index, said)
+                else:
+                    text = self._router.proxy.exposition_text().decode()
+                    _write(writer, {"metrics": text})
+        except (ConnectionError, ValueError):
+            pass
+        finally:
+            self._followers.discard(writer)
+            writer.close()
+            if index is not None:
+                self._forget(index)
+
+    def _add(self, index: int, said: dict[str, Any]) -> None:
+        router = self._router
+        router.metrics.add(said["counts"])
+        router.metrics.elsewhere[index] = said["now"]
+        for replica in router.registry:
+            replica.elsewhere[index] = tuple(said["replicas"].get(replica.name, (0, 0, 0)))
+        router.registry.part_with_idle()
+
+    def _forget(self, index: int) -> None:
+        self._router.metrics.elsewhere.pop(index, None)
+        for replica in self._router.registry:
+            _, num_sent, _ = replica.elsewhere.get(index, (0, 0, 0))
+            replica.elsewhere[index] = (0, num_sent, 0)
+        self._router.registry.part_with_idle()
+
+
+class Follower:
+    def __init__(self, router: Router, path: Path, index: int) -> None:
+        self._router = router
+        self._path = path
+        self._index = index
+        self._writer: asyncio.StreamWriter | None = None
+        self._asked: list[asyncio.Future[str]] = []
+        self.is_informed = asyncio.Event()
+        router.proxy.ask_leader = self.metrics_text
+
+    async def run(self) -> None:
+        while True:
+            with suppress(OSError, ValueError):
+                await self._follow()
+            await asyncio.sleep(_RETRY_S)
+
+    async def metrics_text(self) -> bytes:
+        """The metrics of all processes, or of this one alone if there is no leader to ask."""
+        if self._writer is not None:
+            answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            self._asked.append(answer)
+            self._report(self._writer)
+            _write(self._writer, {"ask": "metrics"})
+            with suppress(TimeoutError, asyncio.CancelledError):
+                async with asyncio.timeout(_ANSWER_S):
+                    return (await answer).encode()
+        return self._router.proxy.exposition_text()
+
+    async def _follow(self) -> None:
+        reader, writer = await asyncio.open_unix_connection(self._path, limit=_MAX_LINE)
+        self._writer = writer
+        reporting = asyncio.get_running_loop().create_task(self._report_forever(writer))
+        try:
+            while line := await reader.readline():
+                said = json.loads(line)
+                if "state" in said:
+                    self._adopt(said["state"])
+                    self.is_informed.set()
+                elif self._asked:
+                    answer = self._asked.pop(0)
+                    if not answer.done():
+                        answer.set_result(said["metrics"])
+        finally:
+            self._writer = None
+            reporting.cancel()
+            writer.close()
+            for answer in self._asked:
+                answer.cancel()
+            self._asked.clear()
+
+    async def _report_forever(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            self._report(writer)
+            await asyncio.sleep(_REPORT_S)
+
+    def _report(self, writer: asyncio.StreamWriter) -> None:
+        router = self._router
+        replicas = {one.name: one.numbers for one in router.registry}
+        now = {"held": router.metrics.num_held, "clients": router.metrics.num_clients}
+        counts = router.metrics.take()
+        _write(writer, {"index": self._index, "counts": counts, "replicas": replicas, "now": now})
+
+    def _adopt(self, state: dict[str, Any]) -> None:
+        """Make replicas and policy what the leader says."""
+        registry, decisions = self._router.registry, self._router.decisions
+        wanted = {one["backend"]["url"]: one for one in state["replicas"]}
+        for name in registry.names() - wanted.keys():
+            registry.remove(name)
+        for name, one in wanted.items():
+            if name not in registry.names():
+                registry.add(Backend.model_validate(one["backend"]), is_returning=self.is_informed.is_set())
+            registry.drain(name, one["is_draining"])
+        if state["policy"] != decisions.policy:
+            try:
+                decisions.switch(state["policy"])
+            except InputError as error:
+                self._router.log.event("policy not switched", policy=state["policy"], problem=str(error))
+
+
+def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    if not writer.is_closing():
+        writer.write(json.dumps(message).encode() + b"\n")

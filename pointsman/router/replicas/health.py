@@ -1,0 +1,118 @@
+"""Asks every replica from time to time: are you alive, how busy are you, which models do you serve?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+from pointsman.router.config import Reliability
+from pointsman.router.http.fetching import FetchError, fetch
+from pointsman.router.keys import BACKEND_KEY
+from pointsman.router.replicas.registry import Registry, Replica
+from pointsman.router.replicas.reports import read_gauges, read_models
+from pointsman.routing.books import Books
+
+
+class HealthWatch:
+    """The background tasks of all replicas: started as they come, ended as they go."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        books: Books,
+        settings: Reliability,
+        wake: Callable[[], None],
+        headers: bytes = b"",
+    ) -> None:
+        """`wake` is called when the books have changed."""
+        self._registry = registry
+        self._books = books
+        self._settings = settings
+        self._wake = wake
+        self._headers = headers
+        self._tasks: dict[Replica, list[asyncio.Task[None]]] = {}
+        self.problems: dict[str, str] = {}  # by replica, what was wrong at the first look
+        registry.on_change.append(self._follow)
+
+    async def check_all(self) -> None:
+        """Check every replica before the first request is let in: one that is down should not get it."""
+        replicas = list(self._registry)
+        checks = (self._check(replica, is_first=True) for replica in replicas)
+        lists = (self._read_models(replica) for replica in replicas)
+        _, problems = await asyncio.gather(asyncio.gather(*checks), asyncio.gather(*lists))
+        for replica, problem in zip(replicas, problems, strict=True):
+            self._start(replica)
+            if replica.problem is not None:
+                self.problems[replica.name] = f"{replica.problem}; it gets requests once it is well"
+            elif problem is not None:
+                self.problems[replica.name] = problem
+
+    def stop(self) -> None:
+        for tasks in self._tasks.values():
+            for task in tasks:
+                task.cancel()
+        self._tasks.clear()
+
+    def _follow(self, replica: Replica, what: str) -> None:
+        if what == "removed":
+            for task in self._tasks.pop(replica, ()):
+                task.cancel()
+        elif what == "added" and self._tasks:
+            self._start(replica)
+
+    def _start(self, replica: Replica) -> None:
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        self._tasks[replica] = [
+            loop.create_task(_every(interval_s, ask, replica))
+            for interval_s, ask in (
+                (settings.health_interval_s, self._check),
+                (settings.scrape_interval_s, self._scrape),
+                (settings.models_interval_s, self._read_models),
+            )
+        ]
+
+    async def _check(self, replica: Replica, *, is_first: bool = False) -> None:
+        problem = None
+        try:
+            answer = await fetch(replica.pool, "/health", self._settings.health_timeout_s, self._headers)
+            if answer.status >= 500:  # servers without /health answer 404
+                problem = f"answers {answer.status} to /health"
+        except FetchError as error:
+            problem = f"does not answer ({error})"
+        if is_first and problem is not None:
+            replica.num_failed_checks = self._settings.health_failures
+        self._registry.checked(replica, problem)
+
+    async def _scrape(self, replica: Replica) -> None:
+        try:
+            answer = await fetch(replica.pool, "/metrics", self._settings.health_timeout_s, self._headers)
+        except FetchError:
+            return
+        gauges = read_gauges(answer.body) if answer.status == 200 else None
+        if gauges is not None and replica.slot in self._registry.by_slot:
+            self._books.scraped(replica.slot, *gauges, monotonic())
+            self._wake()
+
+    async def _read_models(self, replica: Replica) -> str | None:
+        """-> what is wrong with the answer."""
+        try:
+            answer = await fetch(replica.pool, "/v1/models", self._settings.health_timeout_s, self._headers)
+        except FetchError as error:
+            return f"does not list its models ({error})"
+        if answer.status in (401, 403):
+            return f"answers {answer.status} to /v1/models; ${BACKEND_KEY} is the key that it gets"
+        models = read_models(answer.body) if answer.status == 200 else None
+        if models is None:
+            return (
+                f"lists no models (status {answer.status} of /v1/models); is it an OpenAI-compatible server?"
+            )
+        self._registry.set_models(replica, models)
+        return None
+
+
+async def _every(interval_s: float, ask: Callable[[Replica], Awaitable[object]], replica: Replica) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        await ask(replica)

@@ -1,0 +1,55 @@
+"""What servers say of themselves: vLLM's gauges, load reports in answers, models."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+_RUNNING = ("vllm:num_requests_running",)
+_WAITING = ("vllm:num_requests_waiting",)
+_KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")  # today's name, and the one before
+
+
+class ScrapedGauges(NamedTuple):
+    running: float
+    waiting: float
+    kv_use: float
+
+
+def read_gauges(text: bytes) -> ScrapedGauges | None:
+    """From vLLM's /metrics; several engines of a server are added up, their KV use is averaged."""
+    running, waiting, kv_use = (_values(text, names) for names in (_RUNNING, _WAITING, _KV_USE))
+    if not running or not waiting:
+        return None
+    return ScrapedGauges(sum(running), sum(waiting), sum(kv_use) / len(kv_use) if kv_use else 0.0)
+
+
+_LOAD_REPORT = re.compile(rb'(kv_cache_usage_perc|num_requests_waiting)"?\s*[=:]\s*([0-9.eE+-]+)')
+
+
+def read_load(report: bytes) -> tuple[float | None, float | None]:
+    """Waiting requests and KV use from the header `endpoint-load-metrics` (ORCA), as TEXT or JSON."""
+    found: dict[bytes, float] = {}
+    for name, value in _LOAD_REPORT.findall(report):
+        with suppress(ValueError):
+            found[name] = float(value)
+    return found.get(b"num_requests_waiting"), found.get(b"kv_cache_usage_perc")
+
+
+def _values(text: bytes, names: tuple[str, ...]) -> list[float]:
+    for name in names:
+        pattern = rb"^" + re.escape(name.encode()) + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)"
+        values = [float(value) for value in re.findall(pattern, text, re.MULTILINE)]
+        if values:
+            return values
+    return []
+
+
+def read_models(body: bytes) -> dict[str, Any] | None:
+    try:
+        data = json.loads(body)["data"]
+        return {str(model["id"]): model for model in data}
+    except (ValueError, TypeError, KeyError):
+        return None

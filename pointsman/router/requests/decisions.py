@@ -1,0 +1,224 @@
+"""Asks the policy, and makes sure that there is always a decision.
+
+A policy that raises, answers nonsense or is slow does not get to harm a request: least-outstanding decides in
+its place. After a few failures in a row the policy is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection
+from time import monotonic, time
+from typing import Any, NamedTuple, Protocol
+
+from pointsman.router.config import Reliability
+from pointsman.router.logs import Log
+from pointsman.router.replicas.registry import Registry, Replica
+from pointsman.router.telemetry.metrics import Metrics
+from pointsman.routing.decider import AnyDecider, DeciderSource, RequestToPlace
+from pointsman.routing.records import NEVER
+
+FALLBACK = "least-outstanding"
+PROBE = "probe"
+_NUM_REMEMBERED = 500
+MAX_UNCOUNTED = 32
+HELD = "hold"
+
+Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
+Verdict = Replica | str | None  # a replica, None to hold, or what is wrong with the policy
+
+
+class Placed(RequestToPlace, Protocol):
+    """What a decision is about."""
+
+    request_id: str
+
+
+class Decision(NamedTuple):
+    at: float
+    by: str
+    replica: str
+    request_id: str
+    prompt_tokens: int
+    waited_s: float
+    queue_size: int  # requests at the router, this one included
+    session: int
+
+
+class DecisionMaker:
+    def __init__(
+        self,
+        registry: Registry,
+        source: DeciderSource,
+        policy: str,
+        shadow: str | None,
+        settings: Reliability,
+        metrics: Metrics,
+        log: Log,
+    ) -> None:
+        self._registry = registry
+        self._source = source
+        self._settings = settings
+        self._max_decision_s = settings.max_decision_s  # a field of a Spec takes long to read
+        self._metrics = metrics
+        self._log = log
+        self._num_failures = 0
+        self._suspended_until = -math.inf
+        self._has_said = False
+        self.on_switch: list[Callable[[str], None]] = []
+        self._decider: AnyDecider = source(policy)
+        self.policy = policy
+        self.shadow = shadow
+        self._shadow: AnyDecider | None = source(shadow) if shadow is not None else None
+        self._last: deque[Remembered] = deque(maxlen=_NUM_REMEMBERED)
+        # What `count` has not counted yet.
+        self._latest: list[Remembered] = []
+        self._took_s: list[float] = []
+        self._shadowed: list[tuple[Verdict, bool]] = []  # what the shadow says, and whether that is the same
+
+    def switch(self, policy: str) -> None:
+        """From the next decision on; what is wrong with the new policy shows before the old one goes."""
+        self._decider = self._source(policy)
+        self.policy = policy
+        self._num_failures = 0
+        self._suspended_until = -math.inf
+        self._has_said = False
+        self._log.event("policy switched", policy=policy)
+        for listener in self.on_switch:
+            listener(policy)
+
+    @property
+    def last(self) -> list[Decision]:
+        """The oldest first."""
+        self.count()
+        return [Decision(*one) for one in self._last]
+
+    def decide(
+        self, request: Placed, queue_size: int, excluded: Collection[int], must_send: bool
+    ) -> Replica | None:
+        """The replica that gets the request; None: it is held.
+
+        At least one replica must be neither excluded nor out of service.
+        """
+        started = monotonic()
+        by = self.policy
+        if started < self._suspended_until:
+            found: Verdict = "suspended"
+        else:
+            found = self._ask(self._decider, request, queue_size, started, excluded)
+            took_s = monotonic() - started
+            self._took_s.append(took_s)
+            if took_s > self._max_decision_s and not isinstance(found, str):
+                found = "slow"
+            if isinstance(found, str):
+                self._failed(found, started)
+            elif self._num_failures or self._has_said:
+                self._succeeded()
+        if found is None and must_send:
+            found = "held too long"
+        if isinstance(found, str):
+            by = FALLBACK
+            self._metrics.fallbacks[found] += 1
+            found = self._registry.least_outstanding(excluded)
+        if self._shadow is not None:
+            other = self._ask_shadow(request, queue_size, started, excluded)
+            self._shadowed.append((other, other is found))
+        self._remember(request, started, queue_size, by, found)
+        return found
+
+    def probed(self, request: Placed, now: float, queue_size: int, replica: Replica) -> None:
+        """Not a decision of the policy: the breaker of this replica is half-open."""
+        self._remember(request, now, queue_size, PROBE, replica)
+
+    def explain(self) -> dict[str, Any]:
+        """The last decision, in the policy's own terms where it was the policy's."""
+        self.count()
+        if not self._last:
+            return {}
+        about = Decision(*self._last[-1])._asdict()
+        if about["by"] == self.policy:
+            try:
+                about["why"] = self._decider.explain()
+            except Exception as error:  # an explanation must not cost a request
+                about["why"] = f"no explanation: {type(error).__name__}"
+        return about
+
+    def _ask(
+        self,
+        decider: AnyDecider,
+        request: RequestToPlace,
+        queue_size: int,
+        now: float,
+        excluded: Collection[int],
+    ) -> Verdict:
+        try:
+            action = decider.decide(request, queue_size, now, excluded)
+        except Exception as error:
+            return f"exception {type(error).__name__}"
+        if action == 0:
+            return None
+        if action != action:  # NaN
+            return "not a number"
+        replica = self._registry.by_slot.get(action - 1)
+        if replica is None:
+            return "out of range"
+        if not replica.is_accepting or replica.slot in excluded:
+            return "replica not allowed"
+        return replica
+
+    def _ask_shadow(self, request: Placed, queue_size: int, now: float, excluded: Collection[int]) -> Verdict:
+        """What the shadow would do; a hold of its own holds nothing."""
+        assert self._shadow is not None
+        hold_until, request.hold_until = request.hold_until, NEVER
+        verdict = self._ask(self._shadow, request, queue_size, now, excluded)
+        request.hold_until = hold_until
+        return verdict
+
+    def _remember(
+        self, request: Placed, now: float, queue_size: int, by: str, replica: Replica | None
+    ) -> None:
+        latest = self._latest
+        latest.append(
+            (
+                time(),
+                by,
+                replica.name if replica is not None else HELD,
+                request.request_id,
+                request.prompt_tokens,
+                now - request.arrived_at,
+                queue_size,
+                request.session,
+            )
+        )
+        if len(latest) >= MAX_UNCOUNTED:
+            self.count()
+
+    def count(self) -> None:
+        """Bring the metrics up to date. After each decision it would take twice as long as many in a row."""
+        metrics = self._metrics
+        latest, self._latest = self._latest, []
+        self._last.extend(latest)
+        metrics.decisions.update([one[1:3] for one in latest])
+        took_s, self._took_s = self._took_s, []
+        metrics.decision_s.observe_all(took_s)
+        shadowed, self._shadowed = self._shadowed, []
+        sound = [(other, is_same) for other, is_same in shadowed if not isinstance(other, str)]
+        metrics.shadow_failures += len(shadowed) - len(sound)
+        metrics.shadow_decisions.update([HELD if other is None else other.name for other, _ in sound])
+        metrics.shadow_agreement.update([is_same for _, is_same in sound])
+
+    def _succeeded(self) -> None:
+        self._num_failures = 0
+        if self._has_said:
+            self._has_said = False
+            self._log.event("policy works again", policy=self.policy)
+
+    def _failed(self, problem: str, now: float) -> None:
+        self._num_failures += 1
+        if not self._has_said:  # once, not for every request
+            self._has_said = True
+            self._log.event("policy failed", policy=self.policy, problem=problem, instead=FALLBACK)
+        if self._num_failures >= self._settings.policy_failures:
+            self._suspended_until = now + self._settings.policy_suspension_s
+            self._num_failures = 0

@@ -1,0 +1,391 @@
+"""One request on its way: to a replica, to another one if that fails, and its answer back to the client.
+
+Until the first byte of an answer has gone to the client, a failure is repaired by sending the request to a
+replica that has not had it yet. After that the connection is cut, which is how HTTP says "incomplete".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import Callable, Collection
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from pointsman.router.http.downstream import ClientConnection
+from pointsman.router.http.messages import (
+    EVENT_STREAM,
+    LOAD_REPORT,
+    RETRIED_STATUSES,
+    Answer,
+    AnswerHead,
+    Headers,
+    HttpRequest,
+    passed_to_client,
+    refusal,
+)
+from pointsman.router.http.upstream import UpstreamConnection
+from pointsman.router.replicas.registry import Replica
+from pointsman.router.replicas.reports import read_load
+from pointsman.router.requests.facts import RequestFacts, read_usage
+from pointsman.router.requests.hedging import WON, Hedge
+from pointsman.router.telemetry.metrics import NO_REPLICA
+from pointsman.routing.records import NEVER, NOBODY
+
+if TYPE_CHECKING:
+    from pointsman.router.requests.proxy import Proxy
+
+_DONE = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
+_EVENT_END = b"\n\n"
+_OBJECT_END = b"}\n\n"
+_WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
+
+
+class Exchange:
+    """A job of a client connection, a receiver of an upstream connection, and what the dispatcher places."""
+
+    # These are defaults of the class: most requests change few of them, and setting all for each takes time.
+    tried: Collection[int] = ()
+    hold_until = NEVER
+    num_retries = 0
+    replica_name = NO_REPLICA
+    _replica: Replica | None = None
+    _ticket = 0
+    _dialling: asyncio.Task[None] | None = None
+    _connection: UpstreamConnection | None = None
+    _explanation: bytes | None = None
+    hedge: Hedge | None = None
+    _was_hedged = False
+    _is_paused = False
+    # The answer.
+    first_byte_at: float | None = None
+    _status = 0
+    _has_head = False
+    _is_sse = False
+    _write_raw: Callable[[bytes], None] | None = None
+    _num_tokens = 0
+    _last = b""
+    _last_but_one = b""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        client: ClientConnection,
+        request: HttpRequest,
+        request_id: str,
+        facts: RequestFacts,
+        priority: int,
+    ) -> None:
+        self._proxy = proxy
+        self._client = client
+        self.request = request
+        self.request_id = request_id
+        self._id_line = b"x-request-id: %b\r\n" % request_id.encode()
+        self.model = facts.model
+        self.prompt_tokens = proxy.books.prompt_length(facts.prompt_tokens)
+        self.session_name = facts.session
+        self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NOBODY
+        self.max_tokens = facts.max_tokens
+        self.priority = priority
+        self.arrived_at = self._moved_at = monotonic()
+        self._streams = facts.is_stream
+        self.generates = facts.generates
+
+    # --- what the dispatcher says ---
+
+    def send(self, replica: Replica) -> None:
+        proxy = self._proxy
+        self._replica = replica
+        self.replica_name = replica.name
+        self._moved_at = now = monotonic()
+        if self.request.head.wish.is_explained:  # before the request is booked
+            self._explanation = json.dumps(proxy.decisions.explain(), default=str).encode()
+        self._ticket = proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams)
+        replica.num_outstanding += 1
+        replica.num_sent += 1
+        if replica.pool.idle:
+            self.on_connected(replica.pool.idle.pop())
+        else:
+            self._dialling = replica.pool.dial(self)
+
+    def refuse(self, answer: Answer) -> None:
+        """No replica will get this request."""
+        self._ended(answer.status, "refused", monotonic())
+        self._client.answer(answer)
+
+    # --- what the upstream connection says ---
+
+    def on_connected(self, connection: UpstreamConnection) -> None:
+        self._dialling = None
+        self._connection = connection
+        assert self._replica is not None
+        is_for_head = self.request.head.method == b"HEAD"
+        connection.send(self, self.message(self._replica), is_for_head=is_for_head)
+
+    def message(self, replica: Replica) -> bytes:
+        """The request as this replica gets it."""
+        body, head = self.request.body, self.request.head
+        length = b"content-length: %d\r\n" % len(body) if body or head.method in _WITH_LENGTH else b""
+        parts = (
+            head.method,
+            replica.before_target,
+            head.target,
+            replica.after_target,
+            head.wish.passed_on,
+            length,
+            self._id_line,
+            b"\r\n",
+            body,
+        )
+        return b"".join(parts)
+
+    def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
+        replica = self._replica
+        assert replica is not None
+        self._moved_at = now = monotonic()
+        self._status = status
+        if self.hedge is not None:
+            self.hedge.cancel()
+        if status in RETRIED_STATUSES:
+            self._proxy.registry.failed(replica, now)
+            if self._can_retry():
+                assert self._connection is not None
+                self._connection.abort()
+                self._retry(f"status {status}")
+                return
+        self._has_head = True
+        for name, value in headers:
+            if name == b"content-type":
+                self._is_sse = value.startswith(EVENT_STREAM)
+            elif name == LOAD_REPORT:
+                self._proxy.books.scraped(replica.slot, None, *read_load(value), now)
+        lines = passed_to_client(headers)
+        lines.append(self._own_lines())
+        self._client.begin(status, reason, b"".join(lines), length)
+        self._write_raw = self._client.write_raw
+
+    def on_body(self, data: bytes) -> None:
+        self._client.write(data)
+        self._moved_at = now = monotonic()
+        self._last_but_one, self._last = self._last, data
+        if self._is_sse:
+            self._count(data, now)
+
+    def on_chunk(self, raw: bytes, data: bytes) -> None:
+        write_raw = self._write_raw
+        if write_raw is not None:
+            write_raw(raw)
+        else:
+            self._client.write(data)
+            self._client.flush()
+        self._moved_at = now = monotonic()
+        self._last_but_one = self._last
+        self._last = data
+        if self._num_tokens > 0 and data[-3:] == _OBJECT_END and data.count(_EVENT_END) == 1:
+            self._num_tokens += 1  # one event, as nearly all chunks are: what `_count` would do
+            self._proxy.books.tokens(self._ticket, 1, now)
+        elif self._is_sse:
+            self._count(data, now)
+
+    def on_read(self) -> None:
+        self._client.flush()
+
+    def on_complete(self) -> None:
+        self._completed(self._last_but_one[-4096:] + self._last[-8192:])
+        self._client.end()
+
+    def on_whole(self, head: AnswerHead, data: bytes) -> None:
+        self._status = head.status
+        if self.hedge is not None:
+            self.hedge.cancel()
+        self._completed(data[-8192:])
+        self._client.pass_on(head, self._own_lines(), data)
+
+    def _completed(self, tail: bytes) -> None:
+        """All of the answer is there; `tail` is its end."""
+        proxy, replica, status = self._proxy, self._replica, self._status
+        assert replica is not None
+        now = monotonic()
+        self._connection = None
+        prompt_tokens, output_tokens = read_usage(tail)
+        if status < 400:
+            proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens)
+        else:
+            proxy.books.failed(self._ticket, now)
+        proxy.registry.released(replica, has_succeeded=status not in RETRIED_STATUSES)
+        if output_tokens is None:
+            output_tokens = max(0, self._num_tokens)
+        outcome = "completed" if status < 400 else "error"
+        proxy.ended(self, status, outcome, prompt_tokens or self.prompt_tokens, output_tokens, now)
+
+    def on_failure(self, reason: str, *, is_stale: bool) -> None:
+        replica = self._replica
+        assert replica is not None
+        now = monotonic()
+        self._dialling = self._connection = None
+        if self.hedge is not None:
+            self.hedge.cancel()
+        if not is_stale:
+            self._proxy.registry.failed(replica, now)
+        if self._has_head:
+            self._let_go(now)
+            self._ended(self._status, "cut", now)
+            self._client.abort()
+        elif self._can_retry():
+            self._retry("stale connection" if is_stale else "failed")
+        elif is_stale and not self.tried:  # nobody else is there, and this replica has done nothing wrong
+            self._proxy.metrics.retries["stale connection"] += 1
+            self._dialling = replica.pool.dial(self)
+        else:
+            self._let_go(now)
+            is_late = reason == self._proxy.TOO_LATE
+            answer = refusal(
+                504 if is_late else 502, f"replica failed: {reason}", "bad_gateway", code="replica_failed"
+            )
+            self._ended(answer.status, "failed", now)
+            self._client.answer(answer)
+
+    # --- what the client connection says ---
+
+    def cancel(self) -> None:
+        proxy = self._proxy
+        proxy.metrics.cancelled += 1
+        if self._replica is None:
+            proxy.dispatcher.withdraw(self)
+        else:
+            self._stop()
+            self._let_go(monotonic())
+        self._ended(self._status or 499, "cancelled", monotonic())
+
+    def pause(self) -> None:
+        self._is_paused = True
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._moved_at = monotonic()
+        if self._connection is not None:
+            self._connection.resume()
+
+    def check(self, now: float) -> None:
+        """Called a few times a second."""
+        if self._connection is None or self._is_paused:
+            return
+        settings, waited_s = self._proxy.settings, now - self._moved_at
+        limits, hedge_after_s = settings.limits, settings.reliability.hedge_after_s
+        if waited_s > (limits.idle_timeout_s if self._has_head else limits.first_byte_timeout_s):
+            self._stop()
+            self.on_failure(self._proxy.TOO_LATE, is_stale=False)
+        elif hedge_after_s is not None and waited_s > hedge_after_s:
+            self._send_to_another(now)
+
+    def give_up(self) -> None:
+        """The router stops before the answer has come."""
+        if self._replica is None:
+            self._proxy.dispatcher.withdraw(self)
+        else:
+            self._stop()
+            self._let_go(monotonic())
+        self._ended(self._status or 503, "given up", monotonic())
+        if self._has_head:
+            self._client.abort()
+        else:
+            self._client.answer(
+                refusal(503, "the router is shutting down", "service_unavailable", closes=True)
+            )
+
+    # --- within ---
+
+    def _own_lines(self) -> bytes:
+        """The headers that we add to an answer."""
+        if self._explanation is None:
+            return self._id_line
+        return b"%bx-pointsman-decision: %b\r\n" % (self._id_line, self._explanation)
+
+    def _can_retry(self) -> bool:
+        assert self._replica is not None
+        proxy = self._proxy
+        if self.num_retries >= proxy.settings.reliability.max_retries:
+            return False
+        tried = (*self.tried, self._replica.slot)
+        return proxy.registry.has_candidate(self.model, tried)
+
+    def _retry(self, reason: str) -> None:
+        replica = self._replica
+        assert replica is not None
+        self._let_go(monotonic())
+        self._connection = None
+        self._status, self._has_head = 0, False
+        self.num_retries += 1
+        self.tried = (*self.tried, replica.slot)
+        self._proxy.metrics.retries[reason] += 1
+        self._proxy.dispatcher.resubmit(self)
+
+    def _send_to_another(self, now: float) -> None:
+        """A second copy, if this is a stream without its first token, and there is another replica."""
+        if self._has_head or self._was_hedged or not self._streams or self._replica is None:
+            return
+        registry, books = self._proxy.registry, self._proxy.books
+        tried = (*self.tried, self._replica.slot)
+        replica = registry.least_outstanding(registry.excluded(self.model, tried, now))
+        if replica is None:
+            return
+        self._was_hedged = True
+        ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams)
+        replica.num_outstanding += 1
+        replica.num_sent += 1
+        self.hedge = Hedge(self._proxy, self, replica, ticket)
+
+    def take_over(self, hedge: Hedge) -> None:
+        """The second copy is answered first."""
+        self.hedge = None
+        self._stop()
+        self._let_go(monotonic())
+        self._proxy.metrics.hedges[WON] += 1
+        self._replica, self.replica_name, self._ticket = hedge.replica, hedge.replica.name, hedge.ticket
+        self._connection = hedge.connection
+        if self._is_paused and self._connection is not None:
+            self._connection.pause()
+
+    def _stop(self) -> None:
+        if self.hedge is not None:
+            self.hedge.cancel()
+        if self._dialling is not None:
+            self._dialling.cancel()
+            self._dialling = None
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+
+    def _let_go(self, now: float) -> None:
+        """The books of the replica are closed without a result."""
+        assert self._replica is not None
+        replica, self._replica = self._replica, None
+        self._proxy.books.failed(self._ticket, now)
+        self._proxy.registry.released(replica, has_succeeded=False)
+        self._proxy.dispatcher.wake()
+
+    def _count(self, data: bytes, now: float) -> None:
+        """Events of the stream are tokens, but for the first of a chat (its role) and the last (`[DONE]`).
+
+        JSON has no raw line breaks, so that an empty line is the end of an event and nothing else.
+        """
+        num_events = data.count(_EVENT_END) or data.count(b"\r\n\r\n")
+        if data.endswith(_DONE):
+            num_events -= 1
+        if self.first_byte_at is None:
+            self.first_byte_at = now
+            self._num_tokens = -1 if self.request.head.path.endswith(b"/chat/completions") else 0
+            self._proxy.books.first_token(self._ticket, now)
+            self._proxy.dispatcher.wake()
+        num_before = self._num_tokens
+        self._num_tokens = num_after = num_before + num_events
+        num_more = num_events if num_before > 0 else num_after - 1  # the first is booked already
+        if num_more > 0:
+            self._proxy.books.tokens(self._ticket, num_more, now)
+
+    def _ended(self, status: int, outcome: str, now: float) -> None:
+        """There is no complete answer."""
+        self._proxy.ended(self, status, outcome, self.prompt_tokens, max(0, self._num_tokens), now)

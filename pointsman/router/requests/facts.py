@@ -1,0 +1,179 @@
+"""What the router reads from bodies: model, streaming, prompt length and session of a request; usage.
+
+Prompt lengths are estimated from text without a tokenizer; the books correct them by what servers report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from pointsman.router.http.messages import Answer, RequestHead, refusal
+from pointsman.routing.records import UNKNOWN
+
+MAX_TOKENS = 2**31 - 1
+_BYTES_PER_TOKEN = 4  # of English text
+_TOKENS_PER_MESSAGE = 4  # of the chat template
+_USAGE = b'"usage":'
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,12})(?!\d)')
+_OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,12})(?!\d)')
+
+
+class RequestFacts(msgspec.Struct, frozen=True, gc=False):
+    model: str | None = None
+    is_stream: bool = False
+    prompt_tokens: int = 1
+    session: str | None = None
+    generates: bool = False  # text is asked for
+    max_tokens: int = UNKNOWN  # of output
+
+
+# Of a body only these fields are read; the rest is checked to be JSON and skipped.
+
+
+class _Message(msgspec.Struct):
+    content: str | list[Any] | None = None
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+    user: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+
+
+class _Chat(_Body, kw_only=True):
+    messages: list[_Message]
+
+
+class _Completion(_Body, kw_only=True):
+    prompt: str | list[Any]
+
+
+class _Input(_Body, kw_only=True):
+    input: str | list[Any]
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: _Count
+    completion_tokens: _Count | None = None
+
+
+_decode_usage = msgspec.json.Decoder(_Usage).decode
+_decode_body = msgspec.json.Decoder(_Body).decode
+_decoders = {
+    b"/v1/chat/completions": msgspec.json.Decoder(_Chat).decode,
+    b"/v1/completions": msgspec.json.Decoder(_Completion).decode,
+    b"/v1/embeddings": msgspec.json.Decoder(_Input).decode,
+    b"/v1/responses": msgspec.json.Decoder(_Input).decode,
+}
+
+_GENERATING = _decoders.keys() - {b"/v1/embeddings"}
+
+
+class Wish(msgspec.Struct, frozen=True, gc=False):
+    """What the head of a request says of it."""
+
+    path: str
+    decode: Callable[[bytes], Any] | None  # its body; None: that is not JSON
+    generates: bool
+    session: str | None
+    request_id: bytes | None
+    priority: bytes | None
+    is_explained: bool  # the decision, in the answer
+    passed_on: bytes  # the header lines that replicas get
+
+
+def read_wish(head: RequestHead, passed_on: bytes) -> Wish:
+    get = head.special.get
+    decode = None
+    if head.method == b"POST":
+        is_json = get(b"content-type", b"").startswith(b"application/json")
+        decode = _decoders.get(head.path) or (_decode_body if is_json else None)
+    session = get(b"x-session-id")
+    return Wish(
+        head.path.decode("latin-1"),
+        decode,
+        decode is not None and head.path in _GENERATING,
+        session.decode("latin-1") if session else None,
+        get(b"x-request-id"),
+        get(b"x-pointsman-priority"),
+        b"x-pointsman-decision" in head.special,
+        passed_on,
+    )
+
+
+def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
+    """What a body says; or, as an Answer, why the request is refused."""
+    decode = wish.decode
+    if decode is None:
+        return RequestFacts(prompt_tokens=1 + len(raw) // _BYTES_PER_TOKEN, session=wish.session)
+    try:
+        if not raw.isascii():
+            raw.decode()  # what is skipped is not checked to be UTF-8 otherwise
+        body: Any = decode(raw)
+        kind = type(body)
+        if kind is _Chat:
+            prompt_tokens = _TOKENS_PER_MESSAGE * len(body.messages)
+            for message in body.messages:
+                content = message.content
+                if type(content) is str and content.isascii():
+                    prompt_tokens += len(content) // _BYTES_PER_TOKEN
+                elif content is not None:
+                    prompt_tokens += _tokens(content)
+        elif kind is _Body:
+            prompt_tokens = len(raw) // _BYTES_PER_TOKEN
+        else:
+            prompt_tokens = _tokens(body.prompt if kind is _Completion else body.input)
+    except msgspec.ValidationError as error:
+        return refusal(400, f"the body is wrong: {error}")
+    except (ValueError, RecursionError):  # a DecodeError is a ValueError
+        return refusal(400, "the body is not valid JSON in UTF-8")
+    session = body.user if wish.session is None and type(body.user) is str else wish.session
+    limit = body.max_tokens or body.max_completion_tokens or body.max_output_tokens
+    max_tokens = limit if type(limit) is int and 0 < limit <= MAX_TOKENS else UNKNOWN
+    return RequestFacts(
+        body.model, body.stream is True, 1 + prompt_tokens, session, wish.generates, max_tokens
+    )
+
+
+def _tokens(prompt: Any) -> int:
+    """The length of a prompt, a list of prompts, messages or their parts, or token ids."""
+    if isinstance(prompt, str):
+        return _text_tokens(prompt)
+    if isinstance(prompt, int):
+        return 1
+    if isinstance(prompt, dict):
+        return _TOKENS_PER_MESSAGE + _tokens(prompt.get("content", prompt.get("text")))
+    return sum(map(_tokens, prompt)) if isinstance(prompt, list) else 0
+
+
+def _text_tokens(text: str) -> int:
+    return (len(text) if text.isascii() else len(text.encode())) // _BYTES_PER_TOKEN
+
+
+def read_usage(tail: bytes) -> tuple[int | None, int | None]:
+    """Tokens of prompt and output as the server counted them, from the end of its answer.
+
+    Within text its quotes would be escaped, so that `"usage":` is a key and nothing else.
+    """
+    start = tail.rfind(_USAGE)
+    if start < 0:
+        return None, None
+    try:
+        usage = _decode_usage(tail[start + len(_USAGE) : tail.find(b"}", start) + 1])
+    except msgspec.DecodeError:  # it holds other objects, or is not all there
+        pass
+    else:
+        return usage.prompt_tokens, usage.completion_tokens
+    prompt = _PROMPT_TOKENS.search(tail, start)
+    output = _OUTPUT_TOKENS.search(tail, start)
+    return int(prompt[1]) if prompt else None, int(output[1]) if output else None

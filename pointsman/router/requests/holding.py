@@ -1,0 +1,192 @@
+"""The requests held at the router: who is asked about next, and who is refused when there are too many.
+
+Requests that may go to the same replicas stand in one line: as in the simulator, the policy decides about the
+one in front, and those behind wait with it. In front is the highest priority, and within it the oldest. Where
+models are served by different replicas, a held request stops nobody of another model. Held requests are
+decided anew when something the policy can see has changed (a first token, an end, a scrape, a replica that
+comes or goes), and at least every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from time import monotonic
+from typing import Protocol
+
+from pointsman.router.config import Holding
+from pointsman.router.http.messages import Answer, overloaded, refusal, unavailable
+from pointsman.router.replicas.registry import Registry, Replica
+from pointsman.router.requests.decisions import DecisionMaker, Placed
+from pointsman.router.telemetry.metrics import Metrics
+
+PRIORITIES = {b"high": 0, b"normal": 1, b"low": 2}
+NORMAL, UNKNOWN = PRIORITIES[b"normal"], -1
+
+
+class Waiting(Placed, Protocol):
+    """A request that needs a replica."""
+
+    model: str | None
+    priority: int
+    tried: Collection[int]
+
+    def send(self, replica: Replica) -> None: ...
+
+    def refuse(self, answer: Answer) -> None: ...
+
+
+Line = deque[Waiting]
+
+
+class Dispatcher:
+    def __init__(
+        self, registry: Registry, decisions: DecisionMaker, settings: Holding, metrics: Metrics
+    ) -> None:
+        self._registry = registry
+        self._decisions = decisions
+        self._settings = settings
+        self._max_hold_s = settings.max_hold_s  # a field of a Spec takes long to read
+        self._metrics = metrics
+        # By priority, and then by model: which replicas serve a model may change while its requests wait.
+        self._lines: tuple[dict[str | None, Line], ...] = tuple({} for _ in PRIORITIES)
+        self._is_wake_planned = False
+        self._decided_at = 0.0
+        self.num_held = 0
+        registry.on_change.append(lambda replica, what: self.wake())
+
+    def submit(self, request: Waiting) -> None:
+        """Send it, hold it, or refuse it."""
+        is_behind = self.num_held > 0 and self._is_behind(request)
+        if is_behind or not self._place(request, request.arrived_at):
+            self._hold(request, is_first=False)
+
+    def resubmit(self, request: Waiting) -> None:
+        """A request that failed on a replica has waited already: it goes to the front."""
+        if not self._place(request, monotonic()):
+            self._hold(request, is_first=True)
+
+    def withdraw(self, request: Waiting) -> None:
+        lines = self._lines[request.priority]
+        line = lines.get(request.model)
+        if line is not None and request in line:
+            line.remove(request)
+            self._count(-1)
+            if not line:
+                del lines[request.model]
+
+    def wake(self) -> None:
+        """Something changed. Decisions are made once for all that changes at the same time."""
+        if self.num_held and not self._is_wake_planned:
+            self._is_wake_planned = True
+            asyncio.get_running_loop().call_soon(self._decide_again)
+
+    def tick(self, now: float) -> None:
+        if not self.num_held:
+            return
+        for lines in self._lines:
+            for line in list(lines.values()):
+                while line and now - line[0].arrived_at >= self._max_hold_s:
+                    self._release(line, now)
+        if now - self._decided_at >= self._settings.recheck_s:
+            self._decide_again()
+
+    def _decide_again(self) -> None:
+        self._is_wake_planned = False
+        self._decided_at = now = monotonic()
+        stopped: set[frozenset[int]] = set()  # the lines whose first request stays, by the replicas left out
+        for lines in self._lines:
+            while (line := self._next_line(lines, stopped)) is not None:
+                model = line[0].model
+                if not self._release(line, now):
+                    stopped.add(self._registry.without(model))
+
+    def _next_line(self, lines: dict[str | None, Line], stopped: set[frozenset[int]]) -> Line | None:
+        """The one whose first request is the oldest."""
+        without = self._registry.without
+        moving = [line for model, line in lines.items() if without(model) not in stopped]
+        return min(moving, key=lambda line: line[0].arrived_at, default=None)
+
+    def _release(self, line: Line, now: float) -> bool:
+        """Take the first of the line out if it can go; whether it went."""
+        request = line.popleft()
+        self._count(-1)
+        has_gone = self._place(request, now)
+        if has_gone:
+            self._metrics.hold_s.observe(now - request.arrived_at)
+        else:
+            line.appendleft(request)
+            self._count(1)
+        lines = self._lines[request.priority]
+        if not line and lines.get(request.model) is line:
+            del lines[request.model]
+        return has_gone
+
+    def _is_behind(self, request: Waiting) -> bool:
+        """Whether one that is no less urgent waits for the same replicas."""
+        without = self._registry.without
+        left_out = without(request.model)
+        urgent = self._lines[: request.priority + 1]
+        return any(line and without(model) == left_out for lines in urgent for model, line in lines.items())
+
+    def _num_waiting(self, model: str | None) -> int:
+        """Requests held for replicas that serve this model."""
+        share = self._registry.share_a_replica
+        return sum(len(line) for lines in self._lines for other, line in lines.items() if share(model, other))
+
+    def _place(self, request: Waiting, now: float) -> bool:
+        """Send or refuse the request; False: the policy holds it."""
+        registry = self._registry
+        excluded = registry.excluded(request.model, request.tried, now)
+        if not registry.accepting or (excluded and not registry.any_outside(excluded)):
+            if request.model is not None and not registry.serves(request.model):
+                request.refuse(
+                    refusal(404, f"the model {request.model!r} does not exist", code="model_not_found")
+                )
+            else:
+                request.refuse(unavailable("no replica is available"))
+            return True
+        waited_s = now - request.arrived_at
+        queue_size = 1 + self._num_waiting(request.model) if self.num_held else 1
+        if registry.probing and (probed := registry.to_probe(excluded)) is not None:
+            self._decisions.probed(request, now, queue_size, probed)
+            request.send(probed)
+            return True
+        must_send = waited_s >= self._max_hold_s
+        replica = self._decisions.decide(request, queue_size, excluded, must_send)
+        if replica is None:
+            return False
+        request.send(replica)
+        return True
+
+    def _hold(self, request: Waiting, *, is_first: bool) -> None:
+        if self.num_held >= self._settings.max_held:
+            evicted = self._last_below(request.priority)
+            if evicted is None:
+                request.refuse(self._full())
+                return
+            self.withdraw(evicted)
+            evicted.refuse(self._full())
+        if not self.num_held:
+            self._decided_at = monotonic()
+        line = self._lines[request.priority].setdefault(request.model, deque())
+        line.appendleft(request) if is_first else line.append(request)
+        self._count(1)
+        self._metrics.holds += 1
+
+    def _last_below(self, priority: int) -> Waiting | None:
+        """The youngest of the least urgent, if those are less urgent than this."""
+        for lines in reversed(self._lines[priority + 1 :]):
+            if any(lines.values()):
+                return max((line[-1] for line in lines.values() if line), key=lambda last: last.arrived_at)
+        return None
+
+    def _full(self) -> Answer:
+        return overloaded(
+            "too many requests are waiting at the router", round(self._settings.max_hold_s / 2) or 1
+        )
+
+    def _count(self, change: int) -> None:
+        self.num_held += change
+        self._metrics.num_held = self.num_held

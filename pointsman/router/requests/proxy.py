@@ -1,0 +1,269 @@
+"""The service on the public port: what is answered here, and what goes to a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from itertools import count
+from time import time
+from typing import Any
+
+from pointsman.router.config import Settings
+from pointsman.router.http.downstream import ClientConnection
+from pointsman.router.http.messages import (
+    HOP_BY_HOP,
+    Answer,
+    HttpRequest,
+    RequestHead,
+    forwarded_headers,
+    json_answer,
+    refusal,
+)
+from pointsman.router.http.service import Job, Later
+from pointsman.router.keys import Keys
+from pointsman.router.logs import Log, RequestLine, microseconds
+from pointsman.router.replicas.registry import Registry
+from pointsman.router.requests.decisions import MAX_UNCOUNTED, DecisionMaker
+from pointsman.router.requests.exchange import Exchange
+from pointsman.router.requests.facts import RequestFacts, read_facts, read_wish
+from pointsman.router.requests.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
+from pointsman.router.telemetry.exposition import Exposition
+from pointsman.router.telemetry.metrics import NO_REPLICA, Metrics
+from pointsman.router.telemetry.recording import Recorder
+from pointsman.routing.books import Books
+
+_METRICS = b"/metrics"
+_OPEN_PATHS = (b"/health", _METRICS)  # no key needed
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}\Z")
+_OWN = frozenset(
+    (
+        b"host",
+        b"content-length",
+        b"expect",
+        b"accept-encoding",  # a compressed answer could not be read for its usage
+        b"x-request-id",
+        b"x-pointsman-priority",
+        b"x-pointsman-decision",
+    )
+)
+_COUNT_S = 0.02  # at most, until metrics know what has happened
+_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Proxy:
+    TOO_LATE = "timed out"
+
+    def __init__(
+        self,
+        settings: Settings,
+        books: Books,
+        registry: Registry,
+        decisions: DecisionMaker,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        exposition: Exposition,
+        log: Log,
+        keys: Keys,
+        recorder: Recorder | None = None,
+        backend_key: str | None = None,
+    ) -> None:
+        self.settings = settings
+        self.books = books
+        self.registry = registry
+        self.decisions = decisions
+        self.dispatcher = dispatcher
+        self.metrics = metrics
+        self.is_draining = False
+        self.ask_leader: Callable[[], Awaitable[bytes]] | None = None  # for the metrics of all processes
+        self.clients: set[ClientConnection] = set()
+        self.active: set[Exchange] = set()
+        self._is_count_planned = False
+        self._uncounted: list[tuple[Exchange, int, str, int, int, float]] = []
+        self._exposition = exposition
+        self._log = log
+        self._keys = keys
+        self._recorder = recorder
+        # A key of ours is no business of the replicas.
+        replaces_key = bool(keys) or backend_key is not None
+        self._dropped = HOP_BY_HOP | _OWN | ({b"authorization"} if replaces_key else set())
+        self._added = b"authorization: Bearer %b\r\n" % backend_key.encode() if backend_key else b""
+        if settings.reliability.asks_for_load:
+            self._dropped |= {b"endpoint-load-metrics-format"}
+            self._added += b"endpoint-load-metrics-format: TEXT\r\n"
+        self._id_prefix = secrets.token_hex(4)
+        self._ids = count(1)
+        self._local: dict[bytes, Callable[[], Answer]] = {
+            b"/health": self._health,
+            _METRICS: self._metrics,
+            b"/v1/models": self._models,
+        }
+
+    # --- what client connections say ---
+
+    def screen(self, head: RequestHead, client: ClientConnection) -> Answer | None:
+        if not head.target.startswith(b"/"):
+            return refusal(400, "the request target is not a path")
+        if head.path in _OPEN_PATHS:
+            return None
+        answer = self._keys.refusal(head, client.address, self._log)
+        if answer is not None:
+            self.metrics.requests[NO_REPLICA, answer.status] += 1
+        return answer
+
+    def handle(self, request: HttpRequest, client: ClientConnection) -> Job | None:
+        head = request.head
+        local = self._local.get(head.path)
+        if local is not None:
+            if head.method not in (b"GET", b"HEAD"):
+                client.answer(_with(refusal(405, "read only"), b"allow", b"GET, HEAD"))
+            elif head.path == _METRICS and self.ask_leader is not None:
+                return Later(self._all_metrics(self.ask_leader), client)
+            else:
+                client.answer(local())
+            return None
+        wish = head.wish
+        if wish is None:
+            passed_on = b"".join(forwarded_headers(head.headers, self._dropped)) + self._added
+            wish = head.wish = read_wish(head, passed_on)
+        facts = read_facts(wish, request.body)
+        priority = NORMAL if wish.priority is None else PRIORITIES.get(wish.priority.lower(), UNKNOWN)
+        if priority == UNKNOWN:
+            facts = refusal(400, "x-pointsman-priority is none of high, normal, low")
+        if not isinstance(facts, RequestFacts):
+            self.metrics.requests[NO_REPLICA, facts.status] += 1
+            client.answer(facts)
+            return None
+        if wish.request_id is not None and _REQUEST_ID.match(wish.request_id):
+            request_id = wish.request_id.decode()
+        else:
+            request_id = f"{self._id_prefix}-{next(self._ids)}"
+        exchange = Exchange(self, client, request, request_id, facts, priority)
+        self.active.add(exchange)
+        self.dispatcher.submit(exchange)
+        return exchange
+
+    def opened(self, client: ClientConnection) -> None:
+        self.clients.add(client)
+        self.metrics.num_clients += 1
+
+    def closed(self, client: ClientConnection) -> None:
+        self.clients.discard(client)
+        self.metrics.num_clients -= 1
+
+    # --- what exchanges say ---
+
+    def ended(
+        self,
+        exchange: Exchange,
+        status: int,
+        outcome: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        now: float,
+    ) -> None:
+        """The client has its answer, or will not get one. `count` does the rest."""
+        self.active.discard(exchange)
+        if self.dispatcher.num_held:
+            self.dispatcher.wake()
+        self._uncounted.append((exchange, status, outcome, prompt_tokens, output_tokens, now))
+        if len(self._uncounted) >= MAX_UNCOUNTED:
+            self.count()
+        elif not self._is_count_planned:
+            self._is_count_planned = True
+            asyncio.get_running_loop().call_later(_COUNT_S, self._count_now)
+
+    def _count_now(self) -> None:
+        self._is_count_planned = False
+        self.count()
+
+    def count(self) -> None:
+        """Metrics, log and record of what has happened. After each exchange this would take twice as long as
+        for some in a row; for too many at once it takes longer again, as they are no longer in the cache."""
+        self.decisions.count()
+        metrics, recorder = self.metrics, self._recorder
+        uncounted, self._uncounted = self._uncounted, []
+        statuses: list[tuple[str, int]] = []
+        ttfts_s: defaultdict[str, list[float]] = defaultdict(list)
+        e2es_s: defaultdict[str, list[float]] = defaultdict(list)
+        lines: list[RequestLine] = []
+        at = microseconds(time())
+        for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
+            arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
+            statuses.append((replica, status))
+            ttft_s = None
+            if first is not None:
+                ttft_s = first - arrived_at
+                ttfts_s[replica].append(ttft_s)
+            e2e_s = now - arrived_at
+            e2es_s[replica].append(e2e_s)
+            if exchange.generates:
+                if outcome == "completed":
+                    metrics.tokens[replica, "prompt"] += prompt_tokens
+                    metrics.tokens[replica, "output"] += output_tokens
+                if recorder is not None:
+                    recorder.add(arrived_at, prompt_tokens, output_tokens, exchange.session_name, outcome)
+            lines.append(
+                RequestLine(
+                    at,
+                    "request",
+                    exchange.request_id,
+                    exchange.request.head.wish.path,
+                    status,
+                    outcome,
+                    replica,
+                    None if ttft_s is None else int(ttft_s * 1e6) / 1e6,
+                    int(e2e_s * 1e6) / 1e6,
+                    prompt_tokens,
+                    output_tokens,
+                    exchange.num_retries,
+                )
+            )
+        metrics.answered(statuses, ttfts_s, e2es_s)
+        self._log.requests(lines)
+
+    # --- what the clock says ---
+
+    def tick(self, now: float) -> None:
+        for client in list(self.clients):
+            client.check(now)
+        for exchange in list(self.active):
+            exchange.check(now)
+        self.dispatcher.tick(now)
+        self.registry.tick(now)
+        self.count()
+        self._log.flush()
+        if self._recorder is not None:
+            self._recorder.flush()
+            if num_lost := self._recorder.take_lost():
+                self._log.event("requests not recorded", count=num_lost)
+
+    # --- answered here ---
+
+    def _health(self) -> Answer:
+        is_up = bool(self.registry.accepting) and not self.is_draining
+        about = {"status": "ok" if is_up else "draining" if self.is_draining else "no replica"}
+        return json_answer(about | {"replicas": len(self.registry.accepting)}, 200 if is_up else 503)
+
+    def exposition_text(self) -> bytes:
+        self.count()
+        return self._exposition.text()
+
+    def _metrics(self) -> Answer:
+        return Answer(200, self.exposition_text(), _PROMETHEUS)
+
+    async def _all_metrics(self, ask: Callable[[], Awaitable[bytes]]) -> Answer:
+        return Answer(200, await ask(), _PROMETHEUS)
+
+    def _models(self) -> Answer:
+        """All models of all replicas, each once."""
+        models: dict[str, Any] = {}
+        for replica in self.registry:
+            models = (replica.models or {}) | models
+        return json_answer({"object": "list", "data": list(models.values())})
+
+
+def _with(answer: Answer, name: bytes, value: bytes) -> Answer:
+    return answer._replace(headers=((name, value),))

@@ -1,0 +1,134 @@
+"""The counters and the state of the replicas as text, in Prometheus' format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from pointsman.router.replicas.breaker import CLOSED, HALF_OPEN, OPEN
+from pointsman.router.replicas.registry import Registry
+from pointsman.router.telemetry.metrics import Metrics
+
+_BREAKER_STATES = {CLOSED: 0, HALF_OPEN: 1, OPEN: 2}
+
+
+class Exposition:
+    """Reads the counters and the state of the replicas at the time of a scrape."""
+
+    def __init__(self, metrics: Metrics, registry: Registry, shadow: str | None) -> None:
+        self._metrics = metrics
+        self._registry = registry
+        self._shadow = shadow
+        self._prometheus = CollectorRegistry(auto_describe=False)
+        self._prometheus.register(self)
+
+    def text(self) -> bytes:
+        return generate_latest(self._prometheus)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._latencies()
+        yield from self._counters()
+        yield from self._replicas()
+
+    def _latencies(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        for name, what, histograms in (
+            ("ttft", "Time from the arrival of a streamed request to its first token", metrics.ttft_s),
+            ("request", "Time from the arrival of a request to the end of its answer", metrics.e2e_s),
+        ):
+            family = HistogramMetricFamily(f"pointsman_{name}_seconds", what, labels=["replica"])
+            for replica, histogram in histograms.items():
+                family.add_metric([replica], histogram.buckets(), histogram.total)
+            yield family
+        for name, what, histogram in (
+            ("decision", "Time the policy takes for a decision", metrics.decision_s),
+            ("hold", "Time a held request waited at the router", metrics.hold_s),
+        ):
+            yield HistogramMetricFamily(
+                f"pointsman_{name}_seconds", what, buckets=histogram.buckets(), sum_value=histogram.total
+            )
+
+    def _counters(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        yield _counter(
+            "requests",
+            "Answers to clients",
+            ["replica", "code"],
+            (((r, str(c)), n) for (r, c), n in metrics.requests.items()),
+        )
+        yield _counter(
+            "decisions",
+            "Who chose which replica, or to hold",
+            ["policy", "replica"],
+            metrics.decisions.items(),
+        )
+        yield _counter(
+            "retries", "Requests sent again to another replica", ["reason"], _single(metrics.retries)
+        )
+        yield _counter("hedges", "Second copies of requests", ["outcome"], _single(metrics.hedges))
+        yield _counter("fallbacks", "Decisions taken from the policy", ["reason"], _single(metrics.fallbacks))
+        yield _counter("tokens", "Tokens read and written", ["replica", "kind"], metrics.tokens.items())
+        if self._shadow is not None:
+            shadow = self._shadow
+            yield _counter(
+                "shadow_decisions",
+                "What the shadow policy would have chosen",
+                ["policy", "replica"],
+                (((shadow, replica), n) for replica, n in metrics.shadow_decisions.items()),
+            )
+            yield _counter(
+                "shadow_agreement",
+                "Whether it would have chosen the same",
+                ["policy", "agrees"],
+                (((shadow, str(agrees).lower()), n) for agrees, n in metrics.shadow_agreement.items()),
+            )
+            yield CounterMetricFamily(
+                "pointsman_shadow_failures", "Failures of the shadow policy", value=metrics.shadow_failures
+            )
+        yield CounterMetricFamily("pointsman_holds", "Requests held at the router", value=metrics.holds)
+        yield CounterMetricFamily(
+            "pointsman_cancelled", "Requests given up by their client", value=metrics.cancelled
+        )
+        yield GaugeMetricFamily("pointsman_held", "Requests held now", value=metrics.all_held)
+        yield GaugeMetricFamily("pointsman_clients", "Open client connections", value=metrics.all_clients)
+
+    def _replicas(self) -> Iterator[Metric]:
+        replicas = list(self._registry)
+        numbers = [replica.all_numbers for replica in replicas]
+        num_sent = sum(sent for _, sent, _ in numbers) or 1
+        for name, what, values in (
+            ("outstanding", "Requests sent and not finished", [outstanding for outstanding, _, _ in numbers]),
+            ("accepting", "Whether it gets requests", [int(r.is_accepting) for r in replicas]),
+            (
+                "breaker_state",
+                "0 closed, 1 half-open, 2 open",
+                [_BREAKER_STATES[r.breaker.state] for r in replicas],
+            ),
+            ("share", "Its share of the requests sent", [sent / num_sent for _, sent, _ in numbers]),
+            ("connections", "Open connections to it", [connections for _, _, connections in numbers]),
+        ):
+            family = GaugeMetricFamily(f"pointsman_replica_{name}", what, labels=["replica"])
+            for replica, value in zip(replicas, values, strict=True):
+                family.add_metric([replica.name], value)
+            yield family
+
+
+def _counter(
+    name: str, what: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], int]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"pointsman_{name}", what, labels=labels)
+    for values, count in rows:
+        family.add_metric(values, count)
+    return family
+
+
+def _single(counts: Counter[str]) -> Iterable[tuple[Sequence[str], int]]:
+    return (((value,), count) for value, count in counts.items())

@@ -1,0 +1,137 @@
+"""Counters of the data path: plain numbers, which are cheap to add to."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Close enough for percentiles, interpolated between two bounds, that can be compared.
+LATENCY_S = (
+    *(0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300),
+)
+_DECISION_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)
+NO_REPLICA = ""
+_COUNTERS = (
+    "requests",
+    "decisions",
+    "retries",
+    "hedges",
+    "fallbacks",
+    "tokens",
+    "shadow_decisions",
+    "shadow_agreement",
+)
+_NUMBERS = ("shadow_failures", "holds", "cancelled")
+_HISTOGRAMS = ("decision_s", "hold_s")
+_BY_REPLICA = ("ttft_s", "e2e_s")
+
+
+class Histogram:
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = LATENCY_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        counts, bounds = self.counts, self.bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.total += sum(values)
+
+    def take(self) -> tuple[list[int], float]:
+        taken = self.counts, self.total
+        self.counts, self.total = [0] * len(self.counts), 0.0
+        return taken
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
+        self.total += total
+
+    def buckets(self) -> list[tuple[str, float]]:
+        running, rows = 0, []
+        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            running += count
+            rows.append((str(bound), float(running)))
+        return rows
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.ttft_s: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.e2e_s: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.decision_s = Histogram(_DECISION_S)
+        self.hold_s = Histogram()
+        self.requests: Counter[tuple[str, int]] = Counter()  # by replica and status
+        self.decisions: Counter[tuple[str, str]] = Counter()  # by policy and replica
+        self.retries: Counter[str] = Counter()
+        self.hedges: Counter[str] = Counter()  # by outcome
+        self.fallbacks: Counter[str] = Counter()
+        self.tokens: Counter[tuple[str, str]] = Counter()  # by replica and kind
+        self.shadow_decisions: Counter[str] = Counter()
+        self.shadow_agreement: Counter[bool] = Counter()
+        self.shadow_failures = 0
+        self.holds = 0
+        self.cancelled = 0
+        self.num_held = 0
+        self.num_clients = 0
+        # What other processes hold now, by process.
+        self.elsewhere: dict[int, dict[str, int]] = {}
+
+    @property
+    def all_held(self) -> int:
+        return self.num_held + sum(one["held"] for one in self.elsewhere.values())
+
+    @property
+    def all_clients(self) -> int:
+        return self.num_clients + sum(one["clients"] for one in self.elsewhere.values())
+
+    def take(self) -> dict[str, Any]:
+        """Hand out all that was counted, as lists for `add` of another process, and count anew from 0."""
+        taken: dict[str, Any] = {}
+        for name in _COUNTERS:
+            counter = getattr(self, name)
+            taken[name] = list(counter.items())
+            counter.clear()
+        for name in _NUMBERS:
+            taken[name] = getattr(self, name)
+            setattr(self, name, 0)
+        for name in _HISTOGRAMS:
+            taken[name] = getattr(self, name).take()
+        for name in _BY_REPLICA:
+            taken[name] = [(replica, one.take()) for replica, one in getattr(self, name).items()]
+        return taken
+
+    def add(self, taken: Mapping[str, Any]) -> None:
+        for name in _COUNTERS:
+            counter = getattr(self, name)
+            for key, count in taken[name]:
+                counter[tuple(key) if isinstance(key, list) else key] += count
+        for name in _NUMBERS:
+            setattr(self, name, getattr(self, name) + taken[name])
+        for name in _HISTOGRAMS:
+            getattr(self, name).add(*taken[name])
+        for name in _BY_REPLICA:
+            for replica, one in taken[name]:
+                getattr(self, name)[replica].add(*one)
+
+    def answered(
+        self,
+        statuses: Sequence[tuple[str, int]],
+        ttft_s: Mapping[str, Sequence[float]],
+        e2e_s: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Replica and status of some answers, and their times by replica."""
+        self.requests.update(statuses)
+        for replica, values in ttft_s.items():
+            self.ttft_s[replica].observe_all(values)
+        for replica, values in e2e_s.items():
+            self.e2e_s[replica].observe_all(values)

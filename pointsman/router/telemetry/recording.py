@@ -1,0 +1,88 @@
+"""Anonymised traffic, as JSON lines that `simulate`, `compare` and `train` read back as a trace.
+
+Arrival, lengths, a hash of the session that means nothing outside this file, and the outcome. A request that
+brought no output is written with 1 token, the least a trace can hold; `outcome` tells it apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from pointsman.errors import InputError
+
+_MAX_BUFFERED = 1000
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+class _Line(msgspec.Struct, gc=False):
+    arrived_at: float  # seconds since recording began
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    session_id: str | None
+    outcome: str
+
+
+@dataclass(frozen=True)
+class TrafficRecording:
+    """A file that several processes may write to: what they must have in common."""
+
+    path: Path
+    started_at: float
+    salt: bytes
+
+
+def new_recording(path: Path) -> TrafficRecording:
+    try:
+        path.open("xb").close()
+    except FileExistsError:
+        raise InputError("--record", str(path), "exists already", "name a new file") from None
+    except OSError as error:
+        raise InputError("--record", str(path), f"cannot be written ({error})", "name another file") from None
+    return TrafficRecording(path, monotonic(), secrets.token_bytes(16))
+
+
+class Recorder:
+    def __init__(self, recording: TrafficRecording) -> None:
+        # Unbuffered, to the end of the file, whole lines at once: another process may do the same.
+        self._file = recording.path.open("ab", buffering=0)
+        self._started_at = recording.started_at
+        self._salt = recording.salt
+        self._lines: list[_Line] = []
+        self._num_lost = 0
+
+    def add(
+        self, arrived_at: float, prompt_tokens: int, output_tokens: int, session: str | None, outcome: str
+    ) -> None:
+        since_start = int((arrived_at - self._started_at) * 1e6)  # µs
+        session_id = self._hash(session) if session else None
+        self._lines.append(
+            _Line(since_start / 1e6, prompt_tokens or 1, output_tokens or 1, session_id, outcome)
+        )
+        if len(self._lines) > _MAX_BUFFERED:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._lines:
+            lines, self._lines = self._lines, []
+            try:
+                self._file.write(_encode_lines(lines))
+            except OSError:  # a full disk must not stop the router
+                self._num_lost += len(lines)
+
+    def take_lost(self) -> int:
+        """How many requests could not be written since this was last called."""
+        num_lost, self._num_lost = self._num_lost, 0
+        return num_lost
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+    def _hash(self, session: str) -> str:
+        return hashlib.blake2b(session.encode(), digest_size=8, key=self._salt).hexdigest()

@@ -1,0 +1,63 @@
+"""What a routing policy in training is judged by: columns that are what they are called."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pointsman.envs.routing import RoutingSpec
+from pointsman.evaluation.routing import SHOWN, RoutingSelection
+from pointsman.experiments import own
+from pointsman.inference.checkpoint import load_checkpoint
+from pointsman.routing.policy import PolicySpec
+from pointsman.routing.sources import DEFAULT_CHECKPOINT
+from pointsman.spec import parse_spec
+
+
+def selection(**evaluation: object) -> RoutingSelection:
+    fields = {"scenarios": ["overload", "mixed-hardware"], "evaluation": {"seeds": 3, **evaluation}}
+    return RoutingSelection(parse_spec(RoutingSpec, fields, "env"))
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """400 requests of each scenario."""
+    whole = own.kept_configs
+    monkeypatch.setattr(
+        own,
+        "kept_configs",
+        lambda scenario, kept, seeds, overrides: whole(
+            scenario, kept, seeds, [*overrides, "workload.requests=400"]
+        ),
+    )
+
+
+def test_values_are_in_their_units_for_the_policy_and_the_baselines() -> None:
+    judge = selection()
+    metrics = judge(load_checkpoint(DEFAULT_CHECKPOINT))
+    default = PolicySpec(kind="default")
+    table, baseline = judge.measure(default), judge.measure(PolicySpec(kind="least-outstanding"))
+    for name in SHOWN:
+        assert metrics[f"eval_{name}"] == pytest.approx(float(table[name].mean()))
+        assert metrics[f"eval_{name}/least-outstanding"] == pytest.approx(float(baseline[name].mean()))
+        assert f"eval_{name}/random" in metrics
+    ratios = table["ttft_p99_s"].mean(axis=1) / baseline["ttft_p99_s"].mean(axis=1)
+    assert metrics["eval_change/ttft_p99_s"] == pytest.approx(np.exp(np.log(ratios).mean()) - 1)
+    assert "eval_invalid_frac" not in metrics
+
+
+def test_no_ops_are_counted_by_decision() -> None:
+    judge = selection()
+    metrics = judge(load_checkpoint(DEFAULT_CHECKPOINT))
+    table = judge.measure(PolicySpec(kind="default"))
+    held = table["decisions"] - table["num_requests"] - table["resent"]
+    assert metrics["eval_noop_frac"] == pytest.approx(float((held / table["decisions"]).mean()))
+    assert 0 < metrics["eval_noop_frac"] < 1
+
+
+def test_the_worst_block_may_choose() -> None:
+    checkpoint = load_checkpoint(DEFAULT_CHECKPOINT)
+    usual, careful = selection()(checkpoint), selection(select="worst-block")(checkpoint)
+    lost = usual["eval_mean_return"] - usual["eval_min_block_return"]
+    assert lost > 0
+    assert careful["eval_score"] == pytest.approx(usual["eval_score"] - lost)

@@ -1,0 +1,193 @@
+"""`pointsman calibrate` against emulated servers, whose truth is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from pointsman.emulator.engine import load_engine
+from pointsman.emulator.replica import EmulatedReplica
+from pointsman.errors import InputError
+from pointsman.live.fitting import description, fit_probes, nonnegative
+from pointsman.live.probing import Decode, Facts, Idle, Joined, Probe, Prober, Server
+from pointsman.live.traffic import fit_traffic, read_traffic
+from pointsman.router.replicas.discovery import FileSource
+from pointsman.simulator.plan import ReplicaPlan, plan_replicas
+from tests.simulator.factories import Run, make_cluster, random_workload
+
+TRUTH = {"kind": "linear", "a": 0.015, "b": 8e-5, "c": 4e-4, "d": 2e-7, "e": 5e-9}
+SCHEDULER = {"kind": "vllm-v1", "num_blocks": 4000, "max_num_seqs": 12, "max_num_batched_tokens": 2048}
+API_S = 0.012
+
+
+def truth(is_async: bool) -> ReplicaPlan:
+    scheduler = SCHEDULER | {"async_scheduling": is_async, "api_s": API_S}
+    return plan_replicas(make_cluster(replicas=1, scheduler=scheduler, cost=TRUTH))[0]
+
+
+def step_s(num_prompt: int, num_decodes: int, context: float = 0.0) -> float:
+    a, b, c, d, e = (float(TRUTH[name]) for name in "abcde")  # type: ignore[arg-type]
+    return a + b * num_prompt + c * num_decodes + d * num_decodes * context + e * num_prompt**2 / 2
+
+
+def decode_s(plan: ReplicaPlan, num_decodes: int, context: int) -> float:
+    return plan.costs.stage_s(
+        num_decodes=num_decodes, context_tokens=num_decodes * context, num_seqs=num_decodes
+    )
+
+
+def made_probes(is_async: bool, rng: np.random.Generator) -> list[Probe]:
+    """What a prober would see of a server with these costs and a budget of 2,048 tokens a step."""
+    probes: list[Probe] = []
+
+    def noisy(seconds: float) -> float:
+        return seconds * float(rng.normal(1.0, 0.01))
+
+    for num_prompt in (16, 64, 256, 512, 1024, 2000):
+        for num_seqs in (1, 4, 12):
+            probes.append(Idle(num_prompt, noisy(API_S + step_s(num_prompt, 0))))
+            probes.append(Decode(num_seqs, num_prompt, noisy(step_s(0, num_seqs, num_prompt))))
+            plain, mixed = step_s(0, num_seqs, 100), step_s(num_prompt, num_seqs, 100)
+            waited = float(rng.uniform(0, plain)) + (plain if is_async else 0.0)
+            ttft_s = noisy(API_S + waited + mixed)
+            meanwhile = 3 if is_async else 2
+            probes.append(Joined(num_seqs, 100, num_prompt, ttft_s, mixed - plain, plain, meanwhile))
+    return probes
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_fit_finds_what_the_probes_were_made_of(is_async: bool) -> None:
+    fit = fit_probes(made_probes(is_async, np.random.default_rng(1)))
+    facts = Facts("m", 4096, 16, 4000)
+    cluster = description("http://s", facts, fit, None, 12)["replica"]
+    plan = plan_replicas(make_cluster(replicas=[cluster]))[0]
+    for num_decodes, context in ((1, 100), (8, 500), (12, 2000)):
+        found = decode_s(plan, num_decodes, context)
+        assert found == pytest.approx(step_s(0, num_decodes, context), rel=0.04)
+    for num_prompt in (64, 700, 1800):
+        found = plan.costs.stage_s(num_prompt, pairs=num_prompt**2 / 2)
+        assert found == pytest.approx(step_s(num_prompt, 0), rel=0.04)
+    assert fit.server.async_scheduling == is_async
+    assert fit.server.api_s == pytest.approx(API_S, rel=0.1)
+    assert fit.residual < 0.03
+    assert 0 < fit.errors["prefill_s_per_token"] < 0.2
+
+
+def with_server(plan: ReplicaPlan, test: Callable[[EmulatedReplica], Awaitable[None]]) -> None:
+    load_engine()
+
+    async def run() -> None:
+        server = EmulatedReplica("s", plan, "m", 1500, np.full(8, 16, np.int32), 1.0, "127.0.0.1", 0)
+        await server.open()
+        try:
+            await asyncio.wait_for(test(server), 60)
+        finally:
+            server.close()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def test_a_live_server_is_calibrated_within_seconds(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+
+    async def probe(replica: EmulatedReplica) -> None:
+        server = Server(replica.url)
+        prober = Prober(server, await server.facts(), max_streams=16)
+        probes = await prober.run(11.0)
+        found["file"] = description(
+            server.url, prober.facts, fit_probes(probes), prober.limit_seqs, prober.num_together
+        )
+
+    with_server(truth(is_async=True), probe)
+    path = tmp_path / "server.yaml"
+    path.write_text(yaml.safe_dump(found["file"]))
+    plan = plan_replicas(make_cluster(replicas=[{"description": "server.yaml"}]), tmp_path)[0]
+    # The emulator shares this machine with the prober: generous, but far from another device.
+    assert decode_s(plan, 8, 100) == pytest.approx(step_s(0, 8, 100), rel=0.2)
+    assert plan.costs.stage_s(1024, pairs=1024**2 / 2) == pytest.approx(step_s(1024, 0), rel=0.2)
+    assert plan.num_blocks == SCHEDULER["num_blocks"]
+    assert plan.max_seqs == SCHEDULER["max_num_seqs"]
+    assert plan.scheduler.async_scheduling
+    backend = FileSource(path).read()[0]
+    assert backend.calibration is not None
+    assert backend.calibration["step_floor_s"] == pytest.approx(step_s(0, 1, 1024), rel=0.2)
+
+
+def test_long_prompts_do_not_look_like_a_limit() -> None:
+    """The last of eight long prompts begins when the first answer has ended, whatever the limit."""
+    scheduler = SCHEDULER | {"max_num_batched_tokens": 64}
+    slow = plan_replicas(make_cluster(replicas=1, scheduler=scheduler, cost={"kind": "linear", "a": 0.002}))[
+        0
+    ]
+
+    async def probe(replica: EmulatedReplica) -> None:
+        server = Server(replica.url)
+        prober = Prober(server, await server.facts(), max_streams=8)
+        await prober.decode(8, 1024)
+        assert prober.num_together < 8
+        assert prober.limit_seqs is None
+
+    with_server(slow, probe)
+
+
+def test_what_others_do_meanwhile_is_thrown_away() -> None:
+    async def probe(replica: EmulatedReplica) -> None:
+        server = Server(replica.url)
+        prober = Prober(server, await server.facts(), max_streams=2)
+        busy = asyncio.create_task(server.ask("m", 16, 1400))
+        await asyncio.sleep(0.1)
+        assert not await prober._is_quiet()
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+        assert await prober._is_quiet()
+
+    with_server(truth(is_async=False), probe)
+
+
+def test_recorded_traffic_gives_a_line(tmp_path: Path) -> None:
+    cost = {"kind": "linear", "a": 0.01, "b": 1e-4, "c": 5e-4}
+    run = Run(make_cluster(replicas=1, cost=cost), random_workload(600, 6.0, mean_tokens=120.0)).to_end()
+    table = pl.DataFrame(
+        {name: run.requests[name] for name in ("arrived_at", "first_token_at", "completed_at")}
+        | {"num_prefill_tokens": run.requests["num_prefill"], "num_decode_tokens": run.requests["num_decode"]}
+    )
+    path = tmp_path / "traffic.jsonl"
+    table.write_ndjson(path)
+    (fit,) = fit_traffic(read_traffic(path))
+    assert fit.cost["a"] == pytest.approx(0.01, rel=0.05)
+    assert fit.cost["b"] == pytest.approx(1e-4, rel=0.1)
+    assert fit.cost["c"] == pytest.approx(5e-4, rel=0.1)
+    arrivals = tmp_path / "arrivals.jsonl"
+    table.select("arrived_at", "num_prefill_tokens", "num_decode_tokens").write_ndjson(arrivals)
+    with pytest.raises(InputError, match="alone say nothing about speed"):
+        read_traffic(arrivals)
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be reached"):
+        asyncio.run(Server("http://127.0.0.1:9").facts())
+
+
+def test_nonnegative_least_squares() -> None:
+    """Against a search over all sets of columns."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        table, values = rng.normal(size=(12, 4)), rng.normal(size=12)
+        best = min(
+            float(np.sum((table[:, chosen] @ x - values) ** 2))
+            for mask in range(16)
+            for chosen in [[j for j in range(4) if mask >> j & 1]]
+            for x in [np.linalg.lstsq(table[:, chosen], values, rcond=None)[0] if chosen else np.zeros(0)]
+            if np.all(x >= 0)
+        )
+        found = nonnegative(table, values)
+        assert np.all(found >= 0)
+        assert float(np.sum((table @ found - values) ** 2)) == pytest.approx(best)

@@ -1,0 +1,23 @@
+"""Questions to a decider, with defaults for everything a test doesn't care about."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pointsman.routing.decider import Decider, PlainRequest
+from pointsman.routing.records import NOBODY, UNKNOWN
+
+
+def decide(
+    decider: Decider,
+    prompt_tokens: int,
+    now: float,
+    *,
+    waited_s: float = 0.0,
+    session: int = NOBODY,
+    max_tokens: int = UNKNOWN,
+    excluded: Collection[int] = (),
+) -> int:
+    """The action for a request that is asked about for the first time, and is alone at the router."""
+    request = PlainRequest(prompt_tokens, now - waited_s, max_tokens, session)
+    return decider.decide(request, 1, now, excluded)

@@ -1,0 +1,147 @@
+"""What a router finds out about its servers' speed, against servers whose speed is known exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from pointsman.routing.books import Books
+from pointsman.routing.calibration import typical_step_s
+
+TOKENS_PER_STEP = 2048
+
+
+class Speed(NamedTuple):
+    step_floor_s: float
+    decode_s_per_token: float
+    prefill_s_per_token: float
+
+
+FAST = Speed(7.0e-3, 59e-6, 34e-6)  # two thirds of an H200 with an 8B model, and one third
+SLOW = Speed(10.0e-3, 97e-6, 69e-6)
+
+
+class Server:
+    """Continuous batching with chunked prefill: a step takes what its speed says, with 5 % of noise."""
+
+    def __init__(self, speed: Speed, rng: np.random.Generator) -> None:
+        self.speed = speed
+        self._rng = rng
+        self.running: list[dict[str, Any]] = []
+        self.waiting: list[dict[str, Any]] = []
+        self.ends_at = math.inf
+
+    def start(self, now: float) -> None:
+        budget = TOKENS_PER_STEP
+        self.chunk = []
+        for request in self.waiting:
+            taken = min(request["left"], budget)
+            if taken > 0:
+                request["left"] -= taken
+                budget -= taken
+                self.chunk.append(request)
+        num_streams, num_prompt = len(self.running), TOKENS_PER_STEP - budget
+        if num_streams == 0 and num_prompt == 0:
+            self.ends_at = math.inf
+            return
+        others = max(0, num_streams - (num_prompt == 0))
+        floor_s, decode_s, prefill_s = self.speed
+        step_s = floor_s + decode_s * others + prefill_s * num_prompt
+        self.ends_at = now + step_s * math.exp(0.05 * self._rng.normal())
+
+
+def serve(
+    books: Books,
+    speeds: Sequence[Speed],
+    rate_rps: float,
+    shares: Sequence[float],
+    num_requests: int,
+    change: tuple[float, Speed] | None = None,
+    seed: int = 0,
+) -> list[tuple[float, int, list[dict[str, float]]]]:
+    """Requests sent at random by `shares`; -> time, number finished and estimates, after each finish."""
+    rng = np.random.default_rng(seed)
+    servers = [Server(speed, rng) for speed in speeds]
+    slots = [books.add(f"server {k}") for k in range(len(servers))]
+    arrivals = np.cumsum(rng.exponential(1.0 / rate_rps, num_requests))
+    prompts = np.maximum(16, rng.lognormal(6.4, 1.0, num_requests)).astype(int)
+    outputs = np.maximum(2, rng.lognormal(5.0, 0.8, num_requests)).astype(int)
+    seen: list[tuple[float, int, list[dict[str, float]]]] = []
+    num_sent = 0
+    while len(seen) < num_requests:
+        k = int(np.argmin([server.ends_at for server in servers]))
+        arrival = arrivals[num_sent] if num_sent < num_requests else math.inf
+        now = min(arrival, servers[k].ends_at)
+        if change is not None and now >= change[0]:
+            servers[0].speed = change[1]
+        if arrival <= servers[k].ends_at:
+            k = int(rng.choice(len(servers), p=shares))
+            request = {"prompt": int(prompts[num_sent]), "left": int(prompts[num_sent]), "num_output": 0}
+            request |= {
+                "output": int(outputs[num_sent]),
+                "ticket": books.sent(slots[k], request["prompt"], now),
+            }
+            num_sent += 1
+            servers[k].waiting.append(request)
+            if servers[k].ends_at == math.inf:
+                servers[k].start(now)
+            continue
+        server = servers[k]
+        for request in list(server.running):
+            request["num_output"] += 1
+            books.tokens(request["ticket"], 1, now)
+            if request["num_output"] >= request["output"]:
+                books.finished(request["ticket"], now, request["prompt"], request["output"])
+                server.running.remove(request)
+                seen.append((now, len(seen) + 1, [books.replica_signals(slot) for slot in slots]))
+        for request in server.chunk:
+            if request["left"] == 0:
+                server.waiting.remove(request)
+                request["num_output"] = 1
+                books.first_token(request["ticket"], now)
+                server.running.append(request)
+        server.start(now)
+    return seen
+
+
+@pytest.mark.parametrize("rate_rps", [2.0, 6.0, 12.0, 18.0])
+def test_within_ten_per_cent_after_200_requests_a_server_and_steady(rate_rps: float) -> None:
+    seen = serve(Books(now=0.0), (FAST, SLOW), rate_rps, (0.6, 0.4), 900)
+    for _, _, estimates in seen[500:]:
+        for speed, found in zip((FAST, SLOW), estimates, strict=True):
+            assert found["step_floor_s"] == pytest.approx(speed.step_floor_s, rel=0.1)
+            assert found["prefill_s_per_token"] == pytest.approx(speed.prefill_s_per_token, rel=0.15)
+            assert found["decode_s_per_token"] == pytest.approx(speed.decode_s_per_token, rel=0.4)
+            typical_s = typical_step_s(speed._asdict())
+            assert typical_step_s(found) == pytest.approx(typical_s, rel=0.1)
+        assert estimates[0]["weight"] > 1.3 * estimates[1]["weight"], "unequal servers are never pooled"
+
+
+def test_equal_servers_have_the_same_figures() -> None:
+    """Exactly: else one of two idle equals would get all the traffic of a quiet hour."""
+    seen = serve(Books(now=0.0), (FAST, FAST), 10.0, (0.5, 0.5), 600)
+    for _, _, (one, other) in seen[100:]:
+        for name in ("step_floor_s", "decode_s_per_token", "prefill_s_per_token", "weight"):
+            assert one[name] == other[name]
+
+
+def test_a_server_that_changes_is_noticed_within_half_a_minute() -> None:
+    throttled = Speed(*(2.0 * figure for figure in FAST))
+    seen = serve(Books(now=0.0), (FAST, FAST), 6.0, (0.5, 0.5), 900, change=(60.0, throttled))
+    before = next(estimates for at, _, estimates in reversed(seen) if at < 60.0)
+    after = next(estimates for at, _, estimates in seen if at >= 90.0)
+    assert before[0]["weight"] == pytest.approx(1.0)
+    assert after[0]["step_floor_s"] == pytest.approx(throttled.step_floor_s, rel=0.15)
+    assert after[1]["step_floor_s"] == pytest.approx(FAST.step_floor_s, rel=0.1)
+
+
+def test_servers_that_answer_at_once_are_all_alike() -> None:
+    """Mock servers: nothing is faster than the lowest figures."""
+    instant = Speed(1e-5, 1e-8, 1e-8)
+    estimates = serve(Books(now=0.0), (instant, instant), 100.0, (0.5, 0.5), 400)[-1][2]
+    assert estimates[0]["weight"] == estimates[1]["weight"] == 1.0
+    assert estimates[0]["step_floor_s"] == pytest.approx(2e-3)
