@@ -1,4 +1,4 @@
-# make demo: train a policy in two minutes, and report how it compares with today's routers.   make test: run the tests.
+# make demo: train a policy in under four minutes, and report how it compares with today's routers.   make test: run the tests.
 # make demo-serve: the router at work on emulated servers, with a live page, and what it gains, in two minutes.
 # All set up their own virtual environment in .venv first.
 

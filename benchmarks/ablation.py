@@ -35,6 +35,8 @@ SEEDS_SETUP = {
     "ppo.reward_memory": None,
     "exploration.entropy_coef": 0.02,
     "run.average_updates": 1,
+    "run.rollout_lifetimes": None,
+    "run.going_back": None,
 }
 TANH = {"env.reward": SEEDS_SETUP["env.reward"] | {"clip": None, "squash": "tanh"}}
 
@@ -47,7 +49,10 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
         {"env.reward": {"relative": False, "scale": "moment"}},
     ),
     ("+ reward relative to a shadow", {"env.reward": {"relative": True, "scale": "moment"}}),
-    ("+ discount by time, horizon 20 s", {"ppo.discount": {"kind": "time"}}),
+    (
+        "+ discount by time, horizon 20 s",
+        {"ppo.discount": {"kind": "time", "horizon_s": 20.0, "trace_s": 1.3}},
+    ),
     ("+ one network for every replica", {"network": {"kind": "pooled", "privileged_critic": False}}),
     ("+ a critic that sees the shadow", {"network": {"kind": "pooled"}}),
     (

@@ -24,6 +24,7 @@ from pointsman.cli.lists import plain_table
 from pointsman.cli.live import LIVE_AGAINST, LIVE_SEEDS, measure, refuse_with_live
 from pointsman.cli.options import (
     AsJson,
+    Keep,
     NumSeeds,
     NumThreads,
     ObjectiveName,
@@ -72,6 +73,7 @@ def evaluate(
     ] = None,
     seeds: NumSeeds = None,
     objective: ObjectiveName = None,
+    keep: Keep = None,
     overrides: Overrides = None,
     threads: NumThreads = 0,
     live: Annotated[
@@ -103,13 +105,13 @@ def evaluate(
     env = env_of(policy)
     if env is not None:
         given = {"--scenario": scenario, "--suite": suite, "--config": config_file, "--objective": objective}
-        given |= {"--live": live}
+        given |= {"--live": live, "--keep": keep}
         refuse_routing_options(given, env["kind"])
         section = env_section(env, overrides or [])
         evaluate_returns(policy, section, split_names(against), seeds, command, out, as_json)
         return
     refuse_seed(overrides or [], "leave it out; --seeds says how many")
-    cost = objective_named(objective)
+    cost = objective_named(objective, keep)
     against = against or (LIVE_AGAINST if live else AGAINST)
     others = split_names(against) or []
     if live:

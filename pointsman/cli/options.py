@@ -58,6 +58,15 @@ ObjectiveName = Annotated[
         "--objective", metavar="NAME", help="balanced, mean, tail or slo: what a second of waiting costs."
     ),
 ]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep",
+        metavar="P99=LIMIT",
+        help="A limit on ttft_p99 or e2e_p99: a policy whose it may not exceed (late-binding), a factor on "
+        "late-binding's (1.05), or seconds (20s); repeat it. Default: the objective's.",
+    ),
+]
 OutDir = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Write results.json, table.md and report.html with plots."),
@@ -181,10 +190,12 @@ def num_threads(asked: int) -> int:
     return asked or (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
 
 
-def objective_named(name: str | None) -> Objective | None:
-    from pointsman.experiments.objective import find_objective
+def objective_named(name: str | None, keep: Sequence[str] | None = None) -> Objective | None:
+    from pointsman.experiments.objective import DEFAULT_OBJECTIVE, find_objective, parse_keep
 
-    return find_objective(name) if name is not None else None
+    if name is None and not keep:
+        return None
+    return find_objective(name or DEFAULT_OBJECTIVE, parse_keep(keep or []))
 
 
 def check_port(option: str, port: int) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from pointsman.cli.console import compilation_announced, print_json, say, stdout
 from pointsman.cli.live import live_options
-from pointsman.cli.options import AsJson
+from pointsman.cli.options import AsJson, Keep
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def train(
     objective: Annotated[
         str | None, typer.Option("--objective", metavar="NAME", help="balanced, mean, tail or slo.")
     ] = None,
+    keep: Keep = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change the configuration, e.g. ppo.num_epochs=2."),
@@ -103,6 +104,7 @@ def train(
     Example: pointsman train my-cluster.yaml --preset quick --out runs/mine
     """
     from pointsman.cli.training_view import view
+    from pointsman.experiments.objective import parse_keep
     from pointsman.training import runs
 
     if minutes is not None and steps is not None:
@@ -114,6 +116,7 @@ def train(
         fixed |= {
             "--workers": workers,
             "--objective": objective,
+            "--keep": keep[0] if keep else None,
             "--set": overrides[0] if overrides else None,
             "--start-from": start_from,
             "--live": live[0] if live else None,
@@ -133,6 +136,7 @@ def train(
             preset = None if config_file is not None else "live"
         else:
             first, last = _own_options(own), []
+        last += [f"env.keep.{metric}={limit}" for metric, limit in parse_keep(keep or []).items()]
         source = _source(config_file, preset, env)
         config = _config(source, [*first, *(overrides or []), *last], given)
         folder = out or _free_folder(_run_name(source, own))

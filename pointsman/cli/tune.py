@@ -15,6 +15,7 @@ from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
     AsJson,
     ConfigFiles,
+    Keep,
     NumThreads,
     Overrides,
     ScenarioNames,
@@ -42,6 +43,7 @@ def tune(
         str,
         typer.Option("--objective", metavar="NAME", help="What to minimise: balanced, mean, tail or slo."),
     ] = "balanced",
+    keep: Keep = None,
     decisions: Annotated[
         int | None,
         typer.Option(
@@ -68,11 +70,11 @@ def tune(
     Example: pointsman tune --scenario mixed-hardware --objective tail --out policy.yaml
     """
     from pointsman.evaluation import tune as evaluation
-    from pointsman.experiments.objective import find_objective
+    from pointsman.experiments.objective import find_objective, parse_keep
     from pointsman.files import output_file
 
     refuse_seed(overrides or [], "leave it out; --seed is that of the search")
-    aim = find_objective(objective)
+    aim = find_objective(objective, parse_keep(keep or []))
     budget = _budget(decisions, minutes)
     with ExitStack() as outputs:
         file = outputs.enter_context(output_file("--out", out)) if out else None
@@ -143,7 +145,7 @@ def _result(tuned: Tuned, objective: Objective, situations: list[str], command: 
         "made": {
             "command": command,
             **provenance(),
-            "objective": objective.model_dump(),
+            "objective": objective.model_dump(mode="json"),
             "situations": situations,
             "cost_ratio_to_least_outstanding": round(tuned.cost_ratio, 4),
             "seeds_searched": f"{tuned.search_seeds[0]}-{tuned.search_seeds[-1]}",
@@ -180,6 +182,8 @@ def _print_tuned(tuned: Tuned, objective: Objective, situations: list[str], wall
         f"{tuned.check_seeds[0]}–{tuned.check_seeds[-1]}, which the search did not see."
     )
     console.print(f"Cost of a request: {objective.formula}.")
+    for limit in objective.limits:
+        console.print(f"Kept: {limit.text}.")
     console.print(
         f"{tuned.num_generations} generations, {tuned.num_decisions:,} decisions in {number(wall_s)} s."
     )

@@ -9,7 +9,8 @@ A = R + 1 actions: 0 does nothing (hold), k picks entity k - 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -55,6 +56,10 @@ class Step(NamedTuple):
     is_flat: Bools  # [N] rewards that were clipped or squashed beyond telling better from worse
     episodes: Sequence[Episode]
     is_illegal: Bools | None = None  # [N] actions not allowed, where the environment plays on; or it raises
+    tails: Mapping[str, Floats] = MappingProxyType(
+        {}
+    )  # [N] what each tail with a limit earned, at a price of 1
+    lifetime_s: Floats | None = None  # [N] how long what a decision causes lasts in this episode, on average
 
 
 class EntityEnv(Protocol):

@@ -6,6 +6,10 @@ second cluster, the shadow, serves the same arrivals under a reference policy an
 reward is the difference. Its sum is what latency and time to first token gained over the reference, so it is
 dense, has no ceiling and no floor, and the noise of the arrivals cancels.
 
+Limits on tails (experiments/objective.py) are no terms of the reward: their prices are the trainer's to find
+(training/prices.py). What is earned at a price of 1 comes beside the reward, by limit, in a unit that is the
+same everywhere: a policy whose tail is half as heavy as the reference's earns 0.5 a second.
+
 `delta`, `instant` and `hybrid` are the rewards that earlier attempts used and failed with; they stay
 available so that the failure can be reproduced.
 """
@@ -37,6 +41,8 @@ class RewardTotals(NamedTuple):
     unstarted_area: Array
     age_area: Array
     slo_excess_s: Array
+    ttft_excess_s: Array
+    e2e_excess_s: Array
     sum_e2e_s: Array
     num_completed: Array
     num_fast_first_tokens: Array

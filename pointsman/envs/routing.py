@@ -24,13 +24,13 @@ from pointsman.compiled.random import first_state
 from pointsman.config import SloSpec
 from pointsman.envs.entity import Bools, Episode, Observation, Step
 from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
+from pointsman.envs.foresight import Oracle
 from pointsman.envs.limits import MIN_RECENT, LimitSpec, passed, ttft_p99_passed
 from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, RewardTotals, Snapshot
 from pointsman.errors import InputError
-from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
+from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective, parse_limit
 from pointsman.experiments.own import parts_text
 from pointsman.experiments.scenarios import find_scenario, is_file, short_names
-from pointsman.experiments.simulate import Prepared
 from pointsman.inference.space import EntitySpace
 from pointsman.routing.features import (
     CONTEXT_FEATURES,
@@ -41,7 +41,7 @@ from pointsman.routing.features import (
 )
 from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
 from pointsman.routing.records import MEMORY
-from pointsman.simulator.cluster import NO_LIMIT_S, Clusters
+from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 from pointsman.simulator.run import advise, look, run
 from pointsman.simulator.state import DECISION, SIM
@@ -52,6 +52,9 @@ RECORD = np.dtype((np.record, SIM))
 FEATURE_GROUPS = tuple(dict.fromkeys(feature.group for feature in ROUTING_FEATURES))
 
 PRICE_SMOOTHING_S = 10.0
+# Of a cluster's record, by limit: where its tail begins, and the seconds beyond.
+TAIL_FIELDS = {"ttft_p99": "tail_ttft_s", "e2e_p99": "tail_e2e_s"}
+EXCESS_FIELDS = {"ttft_p99": "ttft_excess_s", "e2e_p99": "e2e_excess_s"}
 BASELINE = "least-outstanding"  # today's router: what there must be something to gain over
 
 
@@ -107,12 +110,10 @@ class RoutingSpec(Spec):
     slo: SloSpec | None = Field(
         default=None, description="what counts as good; null: what the files say, or the default"
     )
-    tail: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="not slo but this quantile of its shadow's is an episode's TTFT limit: with a weight "
-        "on the term slo, the tail has a price, however short it is",
+    keep: dict[str, str | float] = Field(
+        default={},
+        description="limits on tails, instead of the objective's: ttft_p99, e2e_p99, each a policy whose it "
+        "may not exceed, a factor on late-binding's, or seconds (0.5s)",
     )
     difficulty: Difficulty = Difficulty()
     evaluation: RoutingEvaluationSpec = RoutingEvaluationSpec()
@@ -128,6 +129,13 @@ class RoutingSpec(Spec):
         if needed and data.get("max_replicas", 8) < max(needed):
             return data | {"max_replicas": max(needed)}
         return data
+
+    @field_validator("keep")
+    @classmethod
+    def _known_limits(cls, keep: dict[str, str | float]) -> dict[str, str | float]:
+        for metric, value in keep.items():
+            parse_limit(metric, value)
+        return keep
 
     @field_validator("features_off")
     @classmethod
@@ -163,13 +171,15 @@ class RoutingEnv:
         self.spec = spec
         self.num_envs = num_envs
         self.groups = short_names(spec.scenarios)
-        self.objective: Objective = find_objective(spec.objective)
+        self.objective: Objective = find_objective(spec.objective, spec.keep)
+        self.tails = tuple(limit.metric for limit in self.objective.limits)
         self.space = EntitySpace(spec.max_replicas, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         has_baseline = any(one.kind == BASELINE for one in spec.teachers)
         teachers = spec.teachers if has_baseline else (*spec.teachers, PolicySpec(kind=BASELINE))
         self.slo = slo_of(spec)
         self.metadata: dict[str, Any] = {
             "objective": spec.objective,
+            "keep": spec.keep,
             "hold": spec.hold.model_dump(),
             "slo": self.slo.model_dump(),
         }
@@ -198,14 +208,16 @@ class RoutingEnv:
             self._own.rows.view(np.ndarray),
             self._shadow.rows.view(np.ndarray),
         )
+        self._oracle = Oracle(self.objective, spec.shadow, spec.max_replicas)
         warmups = [PolicySpec(kind=kind) for kind in spec.warmup_policies]
-        self._warmup = [PolicyTables([one] * 3, spec.max_replicas) for one in warmups]
+        alike = self._oracle.num_clusters
+        self._warmup = [PolicyTables([one] * alike, spec.max_replicas) for one in warmups]
         self._clusters: list[Clusters | None] = [None] * num_envs
         # Plain arrays of records: a recarray takes ten times as long to look up a field.
         self._sims: NDArray[Any] = np.zeros(num_envs, RECORD)
         self._shadows: NDArray[Any] = np.zeros(num_envs, RECORD)
         self._rows = np.arange(num_envs)
-        self._no_actions: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self._no_actions: NDArray[np.int64] = np.zeros(max(num_envs, alike), np.int64)
         self._observation = self._empty_observation()
         self._final = self._empty_observation()
         off = set(spec.features_off)
@@ -215,6 +227,10 @@ class RoutingEnv:
         self._rngs: list[np.random.Generator] = []
         self._prices = np.ones(num_envs)
         self._recent_prices = np.ones(num_envs)
+        self.lifetime_s = np.ones(num_envs)  # of a request, on average
+        self.mean_in_system = np.ones(num_envs)  # requests
+        # What a second beyond the beginning of a tail costs at a price of 1.
+        self._tail_costs = {name: np.zeros(num_envs) for name in self.tails}
         self._returns = np.zeros(num_envs)
         self._cv = np.zeros(num_envs)  # of the outstanding requests, mean of the episode
         self._turn = 0
@@ -262,15 +278,19 @@ class RoutingEnv:
             raise InputError(
                 "env.max_replicas", spec.max_replicas, f"an episode has {len(one.plans)} replicas", "raise it"
             )
-        # Three that are alike: the policy's, its shadow, and one that tells what the shadow will pay.
+        # All alike: the policy's, its shadow, and those that tell what is to come.
+        alike = self._oracle.num_clusters
         clusters = Clusters(
-            [one.config.cluster] * 3, [one.plans] * 3, [one.workload] * 3, [one.config.seed] * 3
+            [one.config.cluster] * alike,
+            [one.plans] * alike,
+            [one.workload] * alike,
+            [one.config.seed] * alike,
         )
         clusters.sims["slo_ttft_s"], clusters.sims["slo_tpot_s"] = self.slo.ttft_s, self.slo.tpot_s
         warmup = self._warmup[int(rng.integers(len(self._warmup)))]
         if num_warmup > 0:
             clusters.sims["stop_at"] = one.workload.arrived_at[num_warmup - 1]
-            run(clusters.sims, warmup.rows, self._no_actions, 0, 3)
+            run(clusters.sims, warmup.rows, self._no_actions, 0, alike)
             clusters.sims["stop_at"] = np.inf
         self._clusters[i] = clusters
         for teacher, memories in enumerate(self._memories):
@@ -282,16 +302,14 @@ class RoutingEnv:
         self._observation.entities[i] = 0.0
         self._observation.action_mask[i] = False
         self._observation.entity_mask[i] = np.arange(spec.max_replicas) < len(one.plans)
-        if spec.reward.scale != "none" or spec.tail is not None:
-            price = self._price_per_second(clusters.sims[2:], self._shadow.rows[i : i + 1], one)
-            if spec.reward.scale != "none":
-                self._prices[i] = self._recent_prices[i] = price
-        if spec.tail is not None:
-            requests = clusters.requests[2][num_warmup:]
-            requests = requests[requests["first_token_at"] >= 0]
-            limit_s = np.quantile(requests["first_token_at"] - requests["arrived_at"], spec.tail)
+        ahead = self._oracle.foresee(clusters, one, num_warmup, self._price)
+        self.lifetime_s[i], self.mean_in_system[i] = ahead.lifetime_s, ahead.mean_in_system
+        if spec.reward.scale != "none":
+            self._prices[i] = self._recent_prices[i] = ahead.cost_rate
+        for name, tail in ahead.tails.items():
+            self._tail_costs[name][i] = ahead.cost_rate / tail.excess_rate
             for sims in (self._sims, self._shadows):
-                sims["slo_ttft_s"][i], sims["slo_tpot_s"][i] = limit_s, NO_LIMIT_S
+                sims[TAIL_FIELDS[name]][i] = tail.begins_s
         self._returns[i] = self._lengths[i] = self._latency_s[i] = self._throughput_rps[i] = 0.0
         self._cv[i] = 0.0
 
@@ -332,6 +350,8 @@ class RoutingEnv:
         self._look(0, self.num_envs)
         scale = self._scale(snapshot)
         reward, terms, is_flat = self.spec.reward.evaluate(snapshot, self._weights, scale)
+        tails = self._tail_terms(snapshot, scale)
+        lifetime_s = self.lifetime_s.astype(np.float32)
         self._lengths += 1
         ended_by = self._limits_passed()
         terminated = np.any([np.zeros(self.num_envs, np.bool_), *ended_by.values()], axis=0)
@@ -358,6 +378,8 @@ class RoutingEnv:
             terms={name: term.astype(np.float32) for name, term in terms.items()},
             is_flat=is_flat,
             episodes=episodes,
+            lifetime_s=lifetime_s,
+            tails={name: term.astype(np.float32) for name, term in tails.items()},
         )
 
     def _scale(self, snapshot: Snapshot) -> NDArray[np.float64]:
@@ -369,14 +391,6 @@ class RoutingEnv:
         self._recent_prices += share * (self._price(snapshot.shadow) / elapsed_s - self._recent_prices)
         return np.maximum(self._recent_prices, self._prices)
 
-    def _price_per_second(self, sims: Any, policies: Any, episode: Prepared) -> float:
-        """What the shadow pays for a second of this episode, on average; sims [1] is run to its end."""
-        before = RewardTotals.of(sims)
-        sims["stop_at"] = episode.workload.arrived_at[-1]
-        run(sims, policies, self._no_actions, 0, 1)
-        gained = RewardTotals.of(sims).since(before)
-        return float(self._price(gained)[0] / max(gained.now[0], 1e-9)) or 1.0
-
     def _price(self, totals: RewardTotals) -> NDArray[np.float64]:
         """[N] the cost of what these totals count, by the objective."""
         return (
@@ -385,6 +399,14 @@ class RoutingEnv:
             + self.objective.age * totals.age_area
             + self.objective.slo * totals.slo_excess_s
         )
+
+    def _tail_terms(self, snapshot: Snapshot, scale: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """[N] by limit, what was earned at a price of 1: less beyond the tail's beginning than the shadow."""
+        terms = {}
+        for name, tail_cost in self._tail_costs.items():
+            own, shadow = (getattr(part, EXCESS_FIELDS[name]) for part in (snapshot.own, snapshot.shadow))
+            terms[name] = (shadow - own) * tail_cost / scale
+        return terms
 
     def _snapshot(self, own: RewardTotals, shadow: RewardTotals) -> Snapshot:
         sims = self._sims

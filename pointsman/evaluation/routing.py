@@ -2,8 +2,8 @@
 
 A block is one seed of every scenario. Its return is the cost saved against least-outstanding, as a share:
 0 means as good as today's router, 0.2 a fifth less cost (geometric mean over scenarios). `eval_score`, which
-chooses the best checkpoint, also counts what the cost hardly sees: a share of what is saved of P99 TTFT, and
-against it any scenario in which a headline latency is worse than least-outstanding's. With
+chooses the best checkpoint, is that less what the breaches of the objective's limits take; `eval_breach/…`
+says how far beyond each limit the policy is in each scenario, which the prices in training follow. With
 `evaluation.select: worst-block`, it is the return of the worst block that counts instead of the mean.
 
 Columns named as metrics are their values, means over scenarios and blocks; of a baseline behind a slash.
@@ -38,17 +38,14 @@ SHOWN = (
     "imbalance_cv",
 )
 COUNTS = ("decisions", "num_requests", "resent")
-# Where first tokens come within a second, no integral over time pays for a tail that a user would notice.
-TAIL = "ttft_p99_s"
-TAIL_SHARE = 0.15
 
 
 class RoutingSelection:
     """An `Evaluate` for the trainer: a checkpoint in, metrics named eval_* out."""
 
     def __init__(self, spec: RoutingSpec) -> None:
-        self.objective = find_objective(spec.objective)
-        trained_on = [name for name in spec.scenarios if name != RANDOM]
+        self.objective = find_objective(spec.objective, spec.keep)
+        trained_on = dict.fromkeys(name for name in spec.scenarios if name != RANDOM)
         self.sources = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
         self.scenarios = short_names(self.sources)
         self.num_seeds = spec.evaluation.seeds
@@ -77,7 +74,17 @@ class RoutingSelection:
 
     @cached_property
     def baselines(self) -> dict[str, dict[str, NDArray[np.float64]]]:
-        return {name: self.measure(PolicySpec(kind=name)) for name in (BASELINE, *RIVALS)}
+        names = dict.fromkeys((BASELINE, *RIVALS, *self.objective.references))
+        return {name: self.measure(PolicySpec(kind=name)) for name in names}
+
+    def breaches(self, table: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+        """[scenarios] by limit: how far beyond it, as a logarithm. A P99 is the mean of the seeds'."""
+
+        def means(one: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+            return {name: one[name].mean(axis=1) for name in HEADLINES}
+
+        references = {name: means(self.baselines[name]) for name in self.objective.references}
+        return self.objective.breaches(means(table), references)
 
     def block_returns(self, table: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
         """[seeds] cost saved against the baseline, as a share."""
@@ -95,14 +102,12 @@ class RoutingSelection:
             "eval_max_block_return": float(blocks.max()),
         }
         metrics |= {f"eval_block{k}_return": float(value) for k, value in enumerate(blocks)}
-        regressions = []
         for name in SHOWN:
             metrics[f"eval_{name}"] = float(table[name].mean())
             metrics |= {f"eval_{name}/{one}": float(its[name].mean()) for one, its in self.baselines.items()}
         for name in HEADLINES:
             logs = np.log(table[name].mean(axis=1) / baseline[name].mean(axis=1))  # by scenario
             metrics[f"eval_change/{name}"] = float(np.expm1(logs.mean()))
-            regressions.append(np.maximum(0.0, logs).mean())
         for scenario, row, before in zip(self.scenarios, table["cost"], baseline["cost"], strict=True):
             metrics[f"eval_cost/{scenario}"] = float(row.mean() / before.mean() - 1.0)
         for rival in RIVALS:
@@ -110,9 +115,13 @@ class RoutingSelection:
         num_sent = table["num_requests"] + table["resent"]
         metrics["eval_noop_frac"] = float((1.0 - num_sent / table["decisions"]).mean())
         metrics["eval_baseline_score"] = 0.0
-        tail = -TAIL_SHARE * metrics[f"eval_change/{TAIL}"]
+        breaches = self.breaches(table)
+        for limit, by_scenario in breaches.items():
+            metrics[f"eval_breach/{limit}"] = float(by_scenario.mean())
+            for scenario, breach in zip(self.scenarios, by_scenario.tolist(), strict=True):
+                metrics[f"eval_breach/{limit}/{scenario}"] = breach
         saved = metrics["eval_min_block_return" if self.by_worst_block else "eval_mean_return"]
-        metrics["eval_score"] = saved + tail - float(np.sum(regressions))
+        metrics["eval_score"] = saved - self.objective.penalty(breaches)
         return metrics
 
 

@@ -2,7 +2,8 @@
 
 A score is a weighted sum of signals, lowest wins, so only the direction of the weights matters. The search
 (evolution.py) moves in units of each signal's typical spread between replicas, measured first; it minimises
-the geometric mean, over situations and seeds, of the cost relative to least-outstanding on the same arrivals.
+the geometric mean, over situations and seeds, of the cost relative to least-outstanding on the same arrivals,
+subject to the objective's limits on tails: what is beyond them counts as cost, several times.
 Every generation sees other seeds, all of them from `SELECTION_SEEDS`; the last word has a block of them that
 the search never saw, so a lucky generation is not mistaken for a good policy.
 
@@ -160,13 +161,14 @@ def tune(
         average = average + 2 / (num_generations + 1) * (search.mean - average)
         share = meter.share(bench.num_decisions)
     finalists = [start, search.mean, average]
-    scores = judge.scores([space.policy(point) for point in finalists], check_seeds)
-    best = finalists[int(np.argmin(scores))]
+    judged = judge.judge([space.policy(point) for point in finalists], check_seeds)
+    chosen = int(np.argmin(judged.sum(axis=0)))
+    best = finalists[chosen]
     meter.finish()
     return Tuned(
         space.policy(best),
         space.influence(best),
-        math.exp(float(scores.min())),
+        math.exp(float(judged[0, chosen])),
         search_seeds,
         check_seeds,
         num_generations,
@@ -232,7 +234,7 @@ class Bench:
         self._num_threads = num_threads
         self._num_kept = 0
         self._prepared: dict[tuple[int, int], Prepared] = {}
-        self._baseline: dict[tuple[int, int], float] = {}
+        self._references: dict[tuple[int, int], dict[str, dict[str, Floats]]] = {}
 
     @property
     def num_requests(self) -> int:
@@ -240,26 +242,40 @@ class Bench:
         return sum(len(self._prepare((index, 0)).workload) for index in range(len(self._situations)))
 
     def scores(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> Floats:
-        """[P] the logarithm of the cost relative to least-outstanding, mean over situations and seeds."""
-        total = np.zeros(len(policies))
-        for seed in seeds:
-            for index in range(len(self._situations)):
-                key = (index, seed)
-                if key not in self._baseline:
-                    self._baseline[key] = float(self._costs([BASELINE], key)[0])
-                total += np.log(self._costs(policies, key) / self._baseline[key])
-        return total / (len(seeds) * len(self._situations))
+        """[P] what to minimise: the logarithm of the cost, and what breaches of limits add to it."""
+        cost, penalty = self.judge(policies, seeds)
+        scores: Floats = cost + penalty
+        return scores
 
-    def _costs(self, policies: Sequence[PolicySpec], key: tuple[int, int]) -> Floats:
+    def judge(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> Floats:
+        """[2, P] the logarithm of the cost relative to least-outstanding, and the penalty for breaches; means
+        over situations and seeds."""
+        total = np.zeros((2, len(policies)))
+        keys = [(index, seed) for seed in seeds for index in range(len(self._situations))]
+        for key in keys:
+            if key not in self._references:
+                names = dict.fromkeys((BASELINE.kind, *self._objective.references))
+                self._references[key] = {name: self._measure([PolicySpec(kind=name)], key) for name in names}
+            references, found = self._references[key], self._measure(policies, key)
+            total[0] += np.log(found["cost"] / references[BASELINE.kind]["cost"])
+            breaches = self._objective.breaches(found, references)
+            total[1] += [
+                self._objective.penalty({name: row[p : p + 1] for name, row in breaches.items()})
+                for p in range(len(policies))
+            ]
+        return total / len(keys)
+
+    def _measure(self, policies: Sequence[PolicySpec], key: tuple[int, int]) -> dict[str, Floats]:
+        """[P] the cost and the P99s."""
         prepared = self._prepare(key)
         portion = max(1, BATCH_REQUESTS // len(prepared.workload))
-        costs: list[float] = []
+        rows: list[dict[str, float]] = []
         for first in range(0, len(policies), portion):
             some = policies[first : first + portion]
             for outcome in simulate([prepared] * len(some), self._num_threads, policies=some):
-                costs.append(self._objective.cost(outcome.metrics))
+                rows.append(outcome.metrics | {"cost": self._objective.cost(outcome.metrics)})
                 self.num_decisions += int(outcome.metrics["decisions"])
-        return np.array(costs)
+        return {name: np.array([row[name] for row in rows]) for name in ("cost", "ttft_p99_s", "e2e_p99_s")}
 
     def _prepare(self, key: tuple[int, int]) -> Prepared:
         if key in self._prepared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 
 from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPLES, Ratio
 from pointsman.evaluation.compare import CURVES, Comparison, geometric_means
-from pointsman.experiments.objective import Objective
+from pointsman.experiments.objective import TOLERANCE, Objective
 from pointsman.files import write_files
 from pointsman.plain import provenance, to_json
 from pointsman.report.figure import Figure
@@ -76,7 +77,7 @@ class ComparisonReport:
             "command": self.command,
             "seeds": self.seeds,
             "baseline": self.baseline,
-            "objective": self.objective.model_dump() if self.objective else None,
+            "objective": self.objective.model_dump(mode="json") if self.objective else None,
             "interval": {"level": LEVEL, "method": METHOD, "resamples": NUM_RESAMPLES},
             "comparisons": [_results(one) for one in self.comparisons],
             "geometric_mean_ratios": summary,
@@ -104,8 +105,24 @@ class ComparisonReport:
             lines.append(f"Fewer than {MIN_SEEDS} seeds: read the intervals as too narrow, or raise --seeds.")
         if self.objective is not None:
             lines.append(f"Cost of a request: {self.objective.formula}.")
+            lines += self._kept(self.comparisons[0].names[0]) if against is not None else []
         if has_oracle(self.comparisons):
             lines.append(ORACLE_NOTE)
+        return lines
+
+    def _kept(self, policy: str) -> list[str]:
+        """Whether a policy keeps the objective's limits, limit by limit; nothing of those not measured."""
+        assert self.objective is not None
+        lines = []
+        for limit in self.objective.limits:
+            name, beyond = f"{limit.metric}_s", []
+            other = policy if limit.seconds is not None else limit.policy
+            for one in (one for one in self.comparisons if other in one.names):
+                share = math.expm1(limit.breach(one.mean(policy, name), one.mean(other, name)))
+                if share > TOLERANCE:
+                    beyond.append(f"{one.name} ({share:+.1%})")
+            if any(other in one.names for one in self.comparisons):
+                lines.append(f"{limit.text}: {'beyond it in ' + ', '.join(beyond) if beyond else 'kept'}.")
         return lines
 
     def markdown(self) -> str:

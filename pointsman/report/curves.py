@@ -18,6 +18,7 @@ from pointsman.training.logs import rival_of
 
 MAX_POINTS = 240
 FEW_POINTS = 40  # are drawn as dots, too
+LIMITS = {"ttft_p99": "P99 TTFT", "e2e_p99": "P99 end-to-end"}
 LARGEST_FACTOR = 1e5  # on a logarithmic axis
 FAR = 1.5  # spreads of the policy's scores beyond which a rival is named rather than drawn
 POLICY, SOFT, ALERT, INTERVENTION = "#00897b", "#8a9097", "#d81b60", "#cf7a00"
@@ -81,7 +82,17 @@ def reward_figures(record: RunRecord) -> list[Figure]:
         ]
         y = linear_axis("reward, before scaling and clipping", [*parts[0], *parts[4]])
         figures.append(Figure("Raw reward of a decision", _update_axis(record), y, marks))
-    return figures
+    return figures + [figure for figure in _limit_figures(record) if figure is not None]
+
+
+def _limit_figures(record: RunRecord) -> list[Figure | None]:
+    """What the limits on tails cost, as training found it, and how far beyond them the evaluations were."""
+    names = {f"price/{name}": LIMITS.get(name, name) for name in record.group("price") if "/" not in name}
+    breaches = {f"eval_breach/{name.removeprefix('price/')}": label for name, label in names.items()}
+    return [
+        _lines(record, names, "Price of a limit", "share of the cost that twice the tail costs", log=True),
+        _lines(record, breaches, "Beyond a limit", "P99 beyond it, mean over scenarios, %", 100.0, " %"),
+    ]
 
 
 def time_figures(record: RunRecord) -> list[Figure]:

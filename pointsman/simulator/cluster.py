@@ -136,7 +136,7 @@ class Clusters:
         num_stages = max(plan.scheduler.pipeline_stages for plan in plans)
         sim.pause_at = FAR
         sim.stop_at = np.inf
-        sim.slo_ttft_s = sim.slo_tpot_s = NO_LIMIT_S
+        sim.slo_ttft_s = sim.slo_tpot_s = sim.tail_ttft_s = sim.tail_e2e_s = NO_LIMIT_S
         sim.max_seqs = max(plan.max_held_seqs for plan in plans)
         sim.num_requests = len(workload)
         sim.num_users = workload.num_users

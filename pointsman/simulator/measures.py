@@ -64,6 +64,7 @@ def measure_first_token(sim, i):
     sim.num_first_tokens += 1
     sim.num_fast_first_tokens += ttft_s <= sim.slo_ttft_s
     sim.slo_excess_s += max(0.0, ttft_s - sim.slo_ttft_s)
+    sim.ttft_excess_s += max(0.0, ttft_s - sim.tail_ttft_s)
 
 
 @kernel
@@ -71,6 +72,8 @@ def measure_finish(sim, i):
     """After `measure_outstanding`, which has brought the integrals up to now."""
     request = request_at(sim.requests, i)
     sim.num_in_system -= 1
-    sim.sum_e2e_s += sim.now - request.arrived_at
+    e2e_s = sim.now - request.arrived_at
+    sim.sum_e2e_s += e2e_s
+    sim.e2e_excess_s += max(0.0, e2e_s - sim.tail_e2e_s)
     decode_s = sim.now - request.first_token_at
     sim.slo_excess_s += max(0.0, decode_s - (request.num_decode - 1) * sim.slo_tpot_s)

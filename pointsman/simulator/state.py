@@ -108,6 +108,10 @@ SIM = np.dtype(
         ("slo_ttft_s", "f8"),
         ("slo_tpot_s", "f8"),
         ("slo_excess_s", "f8"),  # time beyond the two limits, summed over requests
+        ("tail_ttft_s", "f8"),  # where the tails begin that limits are about
+        ("tail_e2e_s", "f8"),
+        ("ttft_excess_s", "f8"),  # time beyond them, summed over requests
+        ("e2e_excess_s", "f8"),
         ("num_first_tokens", "i8"),
         ("num_fast_first_tokens", "i8"),  # within slo_ttft_s
         ("sum_e2e_s", "f8"),  # of the finished requests

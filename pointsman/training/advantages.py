@@ -1,9 +1,10 @@
 """Generalised advantage estimation for windows of endless traffic, and the discount it uses.
 
 Two things differ from the textbook loop. Decisions are not equally spaced, so discount and trace may depend
-on the seconds that passed. And an episode that is cut off (truncated) is not over: the value of what was
-seen last is still to come, whereas after a termination nothing comes. Mixing the two up hardly shows in the
-return of a policy, but makes every value wrong.
+on the seconds that passed; and a decision is felt while its request runs and the queue behind it drains, so
+they may follow from how long requests live in the episode. The other: an episode that is cut off (truncated)
+is not over: the value of what was seen last is still to come, whereas after a termination nothing comes.
+Mixing the two up hardly shows in the return of a policy, but makes every value wrong.
 """
 
 from __future__ import annotations
@@ -26,18 +27,42 @@ class TimeDiscount(Spec):
     """
 
     kind: Literal["time"] = "time"
-    horizon_s: float = Field(default=20.0, gt=0, description="a reward this far away counts 1/e [s]")
+    horizon_s: float = Field(default=60.0, gt=0, description="a reward this far away counts 1/e [s]")
     trace_s: float = Field(
-        default=1.3, gt=0, description="beyond this, advantages trust the critic more than rewards seen [s]"
+        default=12.0, gt=0, description="beyond this, advantages trust the critic more than rewards seen [s]"
     )
     horizon_steps: float = Field(default=200.0, gt=0, description="the horizon, at least [decisions]")
     trace_steps: float = Field(default=32.0, gt=0, description="the trace, at least [decisions]")
 
-    def arrays(self, elapsed_s: NDArray[Any]) -> tuple[Floats, Floats]:
-        """Discount and trace [T, N] of steps that took `elapsed_s` [T, N]."""
+    def arrays(self, elapsed_s: NDArray[Any], lifetime_s: NDArray[Any]) -> tuple[Floats, Floats]:
+        """Discount and trace [T, N] of steps that took `elapsed_s` [T, N]; lifetimes do not matter."""
         elapsed = np.asarray(elapsed_s, dtype=np.float64)
         discount = np.exp(-np.minimum(elapsed / self.horizon_s, 1.0 / self.horizon_steps))
         return discount, np.exp(-np.minimum(elapsed / self.trace_s, 1.0 / self.trace_steps))
+
+
+class LifetimeDiscount(Spec):
+    """Discount by elapsed time in units of how long a request of the episode lives, on average.
+
+    What a decision causes is over when its request is, and the queue that it made. By Little's law, a
+    lifetime is as many decisions as there are requests in the system.
+    """
+
+    kind: Literal["lifetimes"] = "lifetimes"
+    horizon: float = Field(default=8.0, gt=0, description="a reward this far away counts 1/e [lifetimes]")
+    trace: float = Field(
+        default=1.7,
+        gt=0,
+        description="beyond this, advantages trust the critic more than rewards seen [lifetimes]",
+    )
+    horizon_steps: float = Field(default=200.0, gt=0, description="the horizon, at least [decisions]")
+    trace_steps: float = Field(default=32.0, gt=0, description="the trace, at least [decisions]")
+
+    def arrays(self, elapsed_s: NDArray[Any], lifetime_s: NDArray[Any]) -> tuple[Floats, Floats]:
+        """Discount and trace [T, N] of steps that took `elapsed_s`, where requests live `lifetime_s`."""
+        lifetimes = np.asarray(elapsed_s, dtype=np.float64) / lifetime_s
+        discount = np.exp(-np.minimum(lifetimes / self.horizon, 1.0 / self.horizon_steps))
+        return discount, np.exp(-np.minimum(lifetimes / self.trace, 1.0 / self.trace_steps))
 
 
 class StepDiscount(Spec):
@@ -47,14 +72,16 @@ class StepDiscount(Spec):
     gamma: float = Field(default=0.998, ge=0, le=1, description="discount of a decision")
     lam: float = Field(default=0.97, ge=0, le=1, description="λ of generalised advantage estimation")
 
-    def arrays(self, elapsed_s: NDArray[Any]) -> tuple[Floats, Floats]:
+    def arrays(self, elapsed_s: NDArray[Any], lifetime_s: NDArray[Any]) -> tuple[Floats, Floats]:
         """Discount and trace [T, N]; only the shape of `elapsed_s` matters."""
         shape = np.shape(elapsed_s)
         return np.full(shape, self.gamma), np.full(shape, self.lam)
 
 
-AnyDiscount = TimeDiscount | StepDiscount
-DiscountSpec = Annotated[AnyDiscount, BeforeValidator(one_of("ppo.discount", (TimeDiscount, StepDiscount)))]
+AnyDiscount = TimeDiscount | LifetimeDiscount | StepDiscount
+DiscountSpec = Annotated[
+    AnyDiscount, BeforeValidator(one_of("ppo.discount", (TimeDiscount, LifetimeDiscount, StepDiscount)))
+]
 
 
 def gae(

@@ -53,6 +53,7 @@ class Buffers:
         self.logp = np.zeros(shape, np.float32)
         self.rewards = np.zeros(shape, np.float32)
         self.elapsed_s = np.zeros(shape, np.float32)
+        self.lifetime_s = np.full(shape, np.nan, np.float32)  # NaN: the environment knows of none
         self.terminated = np.zeros(shape, np.bool_)
         self.truncated = np.zeros(shape, np.bool_)
         self.is_flat = np.zeros(shape, np.bool_)
@@ -66,6 +67,7 @@ class Buffers:
         self.endings: list[Ending] = []
         self.episodes: list[Episode] = []
         self.terms: dict[str, NDArray[np.float32]] = {}
+        self.tails: dict[str, NDArray[np.float32]] = {}  # what was earned by each limit, at a price of 1
 
     def see(self, t: int, observation: Observation) -> Observation:
         """Copy what is acted on at step t; returns the copy [N, ...]."""
@@ -79,15 +81,25 @@ class Buffers:
         self.rewards[t], self.elapsed_s[t], self.groups[t] = step.reward, step.elapsed_s, step.groups
         self.terminated[t], self.truncated[t] = step.terminated, step.truncated
         self.is_flat[t] = step.is_flat
+        if step.lifetime_s is not None:
+            self.lifetime_s[t] = step.lifetime_s
         self.is_illegal[t] = False if step.is_illegal is None else step.is_illegal
         self.is_start[t + 1] = step.terminated | step.truncated
         for name, values in step.terms.items():
             self.terms.setdefault(name, np.zeros_like(self.rewards))[t] = values
+        for name, values in step.tails.items():
+            self.tails.setdefault(name, np.zeros_like(self.rewards))[t] = values
         self.episodes.extend(step.episodes)
         envs = np.flatnonzero(step.truncated & ~step.terminated)
         if len(envs):
             seen = TensorObservation(*(torch.from_numpy(array[envs]) for array in step.final_observation))
             self.endings.append(Ending(t, envs, seen, None if state is None else state[envs]))
+
+    def price(self, limit: str, prices: NDArray[np.float64]) -> None:
+        """Let rewards count what was earned by a limit, at prices [G]; once a rollout."""
+        if limit in self.tails:
+            self.terms[limit] = (prices[self.groups] * self.tails[limit]).astype(np.float32)
+            self.rewards += self.terms[limit]
 
     def metrics(self) -> dict[str, float]:
         """What the log says of rewards, before they are clipped, and of actions."""
@@ -112,6 +124,16 @@ class Buffers:
             "greedy_frac_max": float(greedy[1:].max()),
             "greedy_noop_frac": float(greedy[0]),
             "elapsed_mean_s": float(self.elapsed_s.mean()),
+            **self._lifetimes(),
+        }
+
+    def _lifetimes(self) -> dict[str, float]:
+        """How long requests live, and how many lifetimes the rollout covers; of environments that know."""
+        if not np.isfinite(self.lifetime_s).all():
+            return {}
+        return {
+            "lifetime_mean_s": float(self.lifetime_s.mean()),
+            "rollout_lifetimes": float((self.elapsed_s / self.lifetime_s).sum(axis=0).mean()),
         }
 
     def _shares(self, actions: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -6,21 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+import numpy as np
 import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from pointsman.errors import InputError
-from pointsman.evaluation.problem import complete, env_spec, find_problem, problem_names
+from pointsman.evaluation.problem import complete, env_spec, find_problem, make_env, problem_names
 from pointsman.experiments.scenarios import is_file
 from pointsman.inference.checkpoint import NetworkSpec
 from pointsman.spec import Spec, apply_override, parse_spec, read_yaml
 from pointsman.training.curriculum import CurriculumSpec
 from pointsman.training.exploration import ExplorationSpec
+from pointsman.training.going_back import GoingBackSpec
 from pointsman.training.ppo import PpoSpec
+from pointsman.training.prices import PriceSpec
 from pointsman.training.safety import SafetySpec
 from pointsman.training.warm_start import WarmStartSpec, find_policy
 
 PRESETS = Path(__file__).parent / "presets"
+SHORTEST_ROLLOUT = 64  # steps
 
 
 class RunSpec(Spec):
@@ -50,8 +54,20 @@ class RunSpec(Spec):
         ge=0,
         description="decisions an environment makes by each heuristic, to see what there is to earn; 0: none",
     )
+    rollout_lifetimes: float | None = Field(
+        default=None,
+        gt=0,
+        description="length of a rollout in lifetimes of a request, instead of rollout_steps and num_envs: "
+        "both follow when the run begins; routing only",
+    )
+    update_decisions: int = Field(
+        default=16384, ge=4, description="with rollout_lifetimes: decisions of an update, about"
+    )
     average_updates: int = Field(
         default=30, ge=1, description="[updates] what is judged and kept is the average of their policies"
+    )
+    going_back: GoingBackSpec | None = Field(
+        default=GoingBackSpec(), description="to the best weights, where the score falls; null: off"
     )
     evaluate_every: int = Field(default=20, ge=1, description="[updates]")
     keep: int | None = Field(
@@ -90,6 +106,7 @@ class TrainConfig(Spec):
     )
     curriculum: CurriculumSpec | None = Field(default=None, description="easier tasks first; off if null")
     safety: SafetySpec = SafetySpec()
+    prices: PriceSpec = PriceSpec()
     run: RunSpec
 
     @model_validator(mode="before")
@@ -132,6 +149,35 @@ class TrainConfig(Spec):
                 "warm_start", None, "missing", "ppo.imitation needs teachers: add `warm_start: {}`"
             )
         return self
+
+
+def with_rollouts(config: TrainConfig) -> TrainConfig:
+    """Rollouts as long as `run.rollout_lifetimes` says, measured in the environments themselves.
+
+    By Little's law a lifetime is as many decisions as there are requests in the system: about 40 with few
+    long requests, 300 with many. The middle one of all groups counts: steps are the same for all.
+    """
+    run = config.run
+    if run.rollout_lifetimes is None:
+        return config
+    groups = list(config.env.get("scenarios", ()))
+    env = make_env(config.env, 2 * max(len(groups), 4))
+    env.reset(run.seed)
+    mean_in_system = getattr(env, "mean_in_system", None)
+    if mean_in_system is None:
+        problem, remedy = f"env.kind {config.env['kind']} has no lifetimes", "give run.rollout_steps"
+        raise InputError("run.rollout_lifetimes", run.rollout_lifetimes, problem, remedy)
+    wanted = run.rollout_lifetimes * float(np.median(mean_in_system))
+    # Every worker has environments of all groups, as many of each, if an update has room for that.
+    share = run.workers * len(env.groups)
+    if run.update_decisions < share * SHORTEST_ROLLOUT:
+        share = run.workers
+    longest = max(run.update_decisions // share, SHORTEST_ROLLOUT)
+    unit = config.ppo.sequence_length  # recurrent networks learn from whole sequences
+    num_steps = unit * max(1, round(min(max(wanted, SHORTEST_ROLLOUT), longest) / unit))
+    num_envs = share * max(1, round(run.update_decisions / num_steps / share))
+    fitted = run.model_copy(update={"rollout_steps": num_steps, "num_envs": num_envs})
+    return config.model_copy(update={"run": fitted})
 
 
 def preset_names() -> list[str]:

@@ -37,7 +37,7 @@ from pointsman.evaluation.problem import Evaluate, make_env, make_evaluate, sess
 from pointsman.files import output_dir, replace_file
 from pointsman.inference.checkpoint import Checkpoint, save_checkpoint, space_to_json
 from pointsman.plain import provenance, to_json
-from pointsman.training.config import TrainConfig, load_train_config, to_yaml
+from pointsman.training.config import TrainConfig, load_train_config, to_yaml, with_rollouts
 from pointsman.training.exploration import Event
 from pointsman.training.files import read_state, write_state
 from pointsman.training.headroom import Headroom, find_headroom
@@ -90,7 +90,7 @@ def start(
         remedy = "name another directory, or go on with --resume"
         raise InputError("--out", str(folder), "exists", remedy)
     with output_dir("--out", folder):
-        return _run(config, folder, None, show, is_asked_to_stop, command)
+        return _run(with_rollouts(config), folder, None, show, is_asked_to_stop, command)
 
 
 def resume(

@@ -33,12 +33,15 @@ def save(trainer: Trainer) -> TrainerState:
         arrays |= {f"average/{name}": tensor for name, tensor in trainer.average.state_dict().items()}
     if trainer.reward_scale is not None:
         arrays["reward_scale"] = torch.from_numpy(trainer.reward_scale.squares)
+    arrays |= {f"best/{name}": tensor for name, tensor in trainer.best.items()}
     arrays |= {"optimizer/mean": trainer.optimizer.mean, "optimizer/square": trainer.optimizer.square}
     values: dict[str, Any] = {
         "num_updates": trainer.num_updates,
         "optimizer_steps": trainer.optimizer.num_steps,
         "exploration": trainer.exploration.state_dict(),
         "monitor": trainer.monitor.state_dict(),
+        "prices": trainer.prices.state_dict(),
+        "going_back": trainer.going_back.state_dict(),
         "stage": None if trainer.curriculum is None else trainer.curriculum.index,
         "difficulty": trainer.env.difficulty,
         "evaluation": trainer.evaluation,
@@ -76,6 +79,9 @@ def restore(trainer: Trainer, state: TrainerState) -> None:
     trainer.num_updates = values["num_updates"]
     trainer.exploration.load_state_dict(values["exploration"])
     trainer.monitor.load_state_dict(values["monitor"])
+    trainer.prices.load_state_dict(values["prices"])
+    trainer.going_back.load_state_dict(values["going_back"])
+    trainer.best = _under(arrays, "best/")
     if trainer.curriculum is not None:
         trainer.curriculum.index = values["stage"]
     trainer.evaluation = values["evaluation"]

@@ -32,12 +32,14 @@ from pointsman.training.config import TrainConfig
 from pointsman.training.curriculum import Curriculum
 from pointsman.training.exploration import Event, Exploration
 from pointsman.training.flat import Adam
+from pointsman.training.going_back import GoingBack
 from pointsman.training.minibatches import Batch
 from pointsman.training.networks import PolicyNetwork, TensorObservation, build_network
 from pointsman.training.normalisers import RewardScale
 from pointsman.training.passes import make_pass, use_one_thread
 from pointsman.training.ppo import DivergedError, Knobs, RatioError
 from pointsman.training.ppo import update as ppo_update
+from pointsman.training.prices import Prices
 from pointsman.training.ranks import RankError, Ranks
 from pointsman.training.recorded import RecordedEnv
 from pointsman.training.safety import Alert, Monitor, SafetyError
@@ -81,6 +83,10 @@ class Trainer:
         memory = self.ppo.reward_memory
         self.reward_scale = RewardScale(len(self.env.env.groups), memory) if memory is not None else None
         self.average = copy.deepcopy(self.network).requires_grad_(False) if run.average_updates > 1 else None
+        env = self.env.env
+        self.prices = Prices(config.prices, getattr(env, "tails", ()), env.groups)
+        self.going_back = GoingBack(run.going_back)
+        self.best: dict[str, Tensor] = {}  # weights and optimizer at the best evaluation
         self.evaluation: dict[str, float] = {}  # the last one
         self.recent: list[tuple[float, float]] = []  # return and length of the last episodes, of all ranks
         self.num_updates = 0
@@ -108,17 +114,20 @@ class Trainer:
             self.restart()  # with a new stage, too: its episodes begin now, not when the old ones end
         self.generator.manual_seed(self._seed(DECISIONS, self.num_updates))
         knobs = self.exploration.knobs(fraction_done)
+        knobs = replace(knobs, lr=knobs.lr * self.going_back.factor)
         if self.num_updates < self.ppo.critic_first:
             knobs = replace(knobs, entropy_coef=0.0)
         started = time.perf_counter()
         timings = self.rollout(knobs)
+        for limit in self.prices.limits:
+            self.buffers.price(limit, self.prices.of(limit))
         rolled_out = time.perf_counter()
         batch = self.compute_gae(knobs)
         metrics = self.update(batch, knobs)
         now = time.perf_counter()
         metrics |= self.buffers.metrics()
         metrics |= {f"time/{name}": value for name, value in timings.items()}
-        metrics |= {"time/update_s": now - rolled_out}
+        metrics |= {"time/update_s": now - rolled_out} | self.prices.metrics() | self.going_back.metrics()
         if self.curriculum is not None:
             metrics["stage"] = float(self.curriculum.index)
         metrics["steps_per_s"] = self.config.run.steps_per_update / (now - started)
@@ -185,7 +194,7 @@ class Trainer:
         """The rollout as a flat batch, with advantages and returns."""
         buffers, scale = self.buffers, self.network.value_scale
         values, final_values = self.values()
-        discount, trace = self.ppo.discount.arrays(buffers.elapsed_s)
+        discount, trace = self.ppo.discount.arrays(buffers.elapsed_s, buffers.lifetime_s)
         rewards = buffers.rewards.astype(np.float64)
         if self.reward_scale is not None:
             self.reward_scale.update(rewards, discount, buffers.groups, self.ranks.total)
@@ -257,6 +266,32 @@ class Trainer:
         if self.recent:
             merged["mean_ep_return"], merged["mean_ep_length"] = np.mean(self.recent, axis=0).tolist()
         return merged
+
+    # After an evaluation ------------------------------------------------------------------------------------
+
+    def judged(self, found: dict[str, float]) -> list[Event]:
+        """Let exploration, prices and step sizes follow an evaluation, the same at every rank."""
+        self.evaluation = found
+        if "eval_score" not in found:
+            return []
+        events = self.exploration.after_evaluation(
+            self.num_updates, found["eval_score"], found.get("eval_baseline_score")
+        )
+        self.prices.after_evaluation(found)
+        is_best, back = self.going_back.after_evaluation(self.num_updates, found)
+        if is_best:
+            self.best = {name: tensor.clone() for name, tensor in self._weights().items()}
+        elif back:
+            for name, tensor in self._weights().items():
+                tensor.copy_(self.best[name])
+        return events + back
+
+    def _weights(self) -> dict[str, Tensor]:
+        """All that learning moves, to be written in place; feature scales too, which values depend on."""
+        found = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
+        if self.average is not None:
+            found |= {f"average/{name}": tensor for name, tensor in self.average.state_dict().items()}
+        return found | {"optimizer/mean": self.optimizer.mean, "optimizer/square": self.optimizer.square}
 
     # Before the first update --------------------------------------------------------------------------------
 
@@ -352,7 +387,7 @@ def train(
         prepared = trainer.prepare()
         if host and prepared:
             host.prepared(prepared)
-        trainer.evaluation = ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {})
+        trainer.judged(ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {}))
         first = save(trainer)
         if host:
             host.save(first, trainer.checkpoint())
@@ -370,13 +405,8 @@ def train(
             outlook = ranks.from_first(_outlook(trainer, host))
             if trainer.num_updates % run.evaluate_every == 0 or outlook.fraction_done >= 1.0:
                 found = ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {})
-                trainer.evaluation = found
                 row |= found
-                if "eval_score" in found:
-                    baseline = found.get("eval_baseline_score")
-                    news += trainer.exploration.after_evaluation(
-                        trainer.num_updates, found["eval_score"], baseline
-                    )
+                news += trainer.judged(found)
             alerts = trainer.monitor.check(row, fraction_done)
         except (DivergedError, RatioError, RankError, SafetyError) as error:
             if host:

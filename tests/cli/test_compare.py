@@ -39,7 +39,7 @@ def test_cost_is_shown_where_an_objective_is_asked_for(cli: Cli, tmp_path: Path)
     tail = find_objective("tail")
     assert tail.formula in result.out
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["objective"] == tail.model_dump()
+    assert results["objective"] == tail.model_dump(mode="json")
     assert results["comparisons"][0]["ratios"]["least-work"]["cost"]["high"] < 1
     assert " cost | within SLO |" in (tmp_path / "table.md").read_text()
 

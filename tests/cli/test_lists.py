@@ -6,6 +6,7 @@ import pytest
 
 from pointsman.experiments.scenarios import SCENARIOS, UNSEEN
 from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.signals import SIGNAL_INDEX
 
 from .conftest import Cli
 

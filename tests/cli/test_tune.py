@@ -54,7 +54,7 @@ def test_several_situations_and_another_objective(cli: Cli) -> None:
     scenarios = ("--scenario", "steady-chat", "--scenario", "light-chat")
     made = cli("tune", *scenarios, *SMALL, "--objective", "tail", "--json").json["made"]
     assert made["situations"] == ["steady-chat", "light-chat"]
-    assert made["objective"] == find_objective("tail").model_dump()
+    assert made["objective"] == find_objective("tail").model_dump(mode="json")
 
 
 def test_own_configuration(cli: Cli, tmp_path: Path) -> None:

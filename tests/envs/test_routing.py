@@ -71,17 +71,62 @@ def test_doing_as_the_shadow_does_earns_exactly_nothing(scenario: str) -> None:
     assert any(env.step(env.advise(env.teachers.index("hold-until-room"))).reward.any() for _ in range(200))
 
 
-def test_a_tail_has_a_price_however_short_it_is() -> None:
-    """Of the first tokens of the shadow a tenth comes after a limit of 0.9, each episode has its own."""
-    env = make_env(6, tail=0.9, reward={"terms": {"slo": 1.0}}, shadow={"kind": "round-robin"}, decisions=900)
+@pytest.mark.parametrize(
+    "keep",
+    [
+        {"ttft_p99": "round-robin", "e2e_p99": "round-robin"},  # the shadow
+        {"ttft_p99": "least-delay", "e2e_p99": 0.9},  # others, which have to be run as well
+        {"ttft_p99": "0.3s", "e2e_p99": "9s"},
+    ],
+)
+def test_limits_are_about_seconds_beyond_where_tails_begin(keep: dict[str, Any]) -> None:
+    """What a limit earns is read off both tables of requests; each episode has its own tail."""
+    env = make_env(3, keep=keep, shadow={"kind": "round-robin"}, warmup_requests=50)
     env.reset(0)
-    limits_s = env._sims["slo_ttft_s"].copy()
-    assert len(np.unique(limits_s)) == env.num_envs
-    np.testing.assert_array_equal(limits_s, env._shadows["slo_ttft_s"])
-    terms = [env.step(env.advise(0)).terms["slo"].sum() for _ in range(800)]
-    late = 1.0 - env._shadows["num_fast_first_tokens"].sum() / env._shadows["num_first_tokens"].sum()
-    assert 0.03 < late < 0.2
-    assert sum(terms) > 0.0  # least-delay has the shorter tail
+    earned = {name: np.zeros(3) for name in env.tails}
+    for _ in range(450):
+        step = env.step(env.advise(0))
+        for name, term in step.tails.items():
+            earned[name] += term
+    for i, clusters in enumerate(env._clusters):
+        assert clusters is not None
+        now = float(env._sims["now"][i])
+        for name, end, begins in (
+            ("ttft_p99", "first_token_at", "tail_ttft_s"),
+            ("e2e_p99", "completed_at", "tail_e2e_s"),
+        ):
+            own, shadow = (
+                beyond_s(clusters.requests[k], end, float(env._sims[begins][i]), now) for k in (0, 1)
+            )
+            unit = env._tail_costs[name][i]
+            assert earned[name][i] == pytest.approx((shadow - own) * unit, rel=1e-3, abs=1e-2 * unit)
+    begins_s = env._sims["tail_ttft_s"]
+    assert len(np.unique(begins_s)) == env.num_envs
+    np.testing.assert_array_equal(begins_s, env._shadows["tail_ttft_s"])
+    assert earned["ttft_p99"].sum() > 0.0  # least-delay has the shorter tail
+
+
+def beyond_s(requests: Any, end: str, begins_s: float, now: float) -> float:
+    """Of requests that had their first or last token by now."""
+    is_done = (requests[end] >= 0) & (requests[end] <= now)
+    return sum(max(0.0, request[end] - request["arrived_at"] - begins_s) for request in requests[is_done])
+
+
+def test_a_tail_begins_where_97_percent_of_the_reference_are_done() -> None:
+    """And is as heavy as the reference's: at a price of 1 a shadow that breaks it pays a cost a second."""
+    env = make_env(1, keep={"ttft_p99": "least-outstanding", "e2e_p99": "least-outstanding"}, decisions=2000)
+    env.reset(0)
+    clusters = env._clusters[0]
+    assert clusters is not None
+    seen = clusters.requests[2]
+    seen = seen[(seen["arrived_at"] > env._sims["now"][0]) & (seen["completed_at"] >= 0)]
+    e2e_s = seen["completed_at"] - seen["arrived_at"]
+    share = float((e2e_s > env._sims["tail_e2e_s"][0]).mean())
+    assert share == pytest.approx(0.03, abs=0.005)
+    assert env.lifetime_s[0] == pytest.approx(e2e_s.mean(), rel=0.1)
+    assert env.mean_in_system[0] == pytest.approx(
+        env.lifetime_s[0] * 2000 / np.ptp(seen["arrived_at"]), rel=0.1
+    )
 
 
 def test_costs_are_latencies() -> None:

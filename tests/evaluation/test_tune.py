@@ -7,13 +7,13 @@ import pytest
 
 from pointsman.evaluation import tune as module
 from pointsman.evaluation.tune import STARTS, Bench, Budget, Situation, Tuned, WeightSpace, shortened, tune
-from pointsman.experiments.objective import find_objective
+from pointsman.experiments.objective import BREACH_WEIGHT, TOLERANCE, find_objective
 from pointsman.experiments.scenarios import REPORT_SEEDS, SELECTION_SEEDS, find_scenario
 from pointsman.experiments.simulate import simulate
 from pointsman.routing.policy import PolicySpec
 from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
 
-BALANCED = find_objective("balanced")
+BALANCED = find_objective("balanced").model_copy(update={"limits": ()})
 LOR = PolicySpec(kind="least-outstanding")
 
 
@@ -36,7 +36,8 @@ def test_finds_better_weights_than_it_starts_from() -> None:
     space = WeightSpace(bench.signal_spreads(found.search_seeds[:4]))
     starts = [space.policy(space.point(start)) for start in STARTS]
     scores = bench.scores([found.policy, *starts], found.check_seeds)
-    assert scores[0] == pytest.approx(math.log(found.cost_ratio)), "the policy that was judged is given"
+    costs, _ = bench.judge([found.policy], found.check_seeds)
+    assert costs[0] == pytest.approx(math.log(found.cost_ratio)), "the policy that was judged is given"
     assert scores[0] < scores[1:].min() - 0.01 < -0.01
 
 
@@ -111,6 +112,17 @@ def test_scores_are_logarithms_of_cost_ratios() -> None:
             logs.append(math.log(costs[1] / costs[0]))
     np.testing.assert_allclose(bench.scores(policies, (5, 6)), [0.0, np.mean(logs)], atol=1e-12)
     assert bench.num_decisions == 100 * 2 * 2 * 3, "two policies and the baseline"
+
+
+def test_what_is_beyond_a_limit_counts_as_cost() -> None:
+    kept = find_objective("balanced", {"ttft_p99": "least-outstanding", "e2e_p99": "1000s"})
+    policies = [LOR, PolicySpec(kind="random")]
+    found = simulate([short("steady-chat")(5)] * 2, policies=policies)
+    own, other = (one.metrics["ttft_p99_s"] for one in reversed(found))
+    _, penalties = Bench([short("steady-chat")], kept, 1).judge(policies, (5,))
+    assert penalties[0] == 0.0
+    assert penalties[1] == pytest.approx(BREACH_WEIGHT * (math.log(own / other) - TOLERANCE))
+    assert penalties[1] > 0.1
 
 
 def test_large_workloads_are_run_in_portions_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,16 @@ import pytest
 from pointsman.config import SloSpec
 from pointsman.errors import InputError
 from pointsman.experiments.metrics import measure, slo_excess
-from pointsman.experiments.objective import DEFAULT_OBJECTIVE, OBJECTIVES, Objective, find_objective
+from pointsman.experiments.objective import (
+    BREACH_WEIGHT,
+    DEFAULT_OBJECTIVE,
+    OBJECTIVES,
+    Limit,
+    Objective,
+    find_objective,
+    parse_keep,
+    parse_limit,
+)
 from pointsman.experiments.running import run_to_end
 from pointsman.experiments.scenarios import find_scenario
 from pointsman.experiments.simulate import prepare
@@ -91,3 +100,39 @@ def test_names() -> None:
         find_objective("balance")
     with pytest.raises(InputError, match="known: balanced, mean, tail, slo"):
         find_objective("x")
+
+
+def test_limits_are_policies_factors_or_seconds() -> None:
+    assert parse_limit("ttft_p99", "least-delay") == Limit(metric="ttft_p99", policy="least-delay")
+    assert (
+        parse_limit("e2e_p99", 1.05) == parse_limit("e2e_p99", "1.05") == Limit(metric="e2e_p99", factor=1.05)
+    )
+    assert parse_limit("e2e_p99", "20s") == Limit(metric="e2e_p99", seconds=20.0)
+    assert parse_limit("e2e_p99", "20s").text == "P99 end-to-end at most 20 s"
+    assert parse_limit("ttft_p99", "0.9").text == "P99 TTFT at most 0.9 × late-binding's"
+    for metric, value in (("ttft_p98", "1"), ("ttft_p99", "fast"), ("ttft_p99", "-1"), ("e2e_p99", "0s")):
+        with pytest.raises(InputError, match="--keep"):
+            parse_limit(metric, value)
+    with pytest.raises(InputError, match="METRIC=LIMIT"):
+        parse_keep(["ttft_p99"])
+    kept = find_objective("balanced", parse_keep(["e2e_p99=least-delay"]))
+    assert [limit.text for limit in kept.limits] == [
+        "P99 TTFT at most late-binding's",
+        "P99 end-to-end at most least-delay's",
+    ]
+    assert kept.references == ("late-binding", "least-delay")
+    assert not find_objective("mean").limits
+
+
+def test_what_is_beyond_a_limit_is_taken_from_the_score() -> None:
+    objective = find_objective("balanced", {"ttft_p99": "2s"})
+    metrics = {"ttft_p99_s": np.array([2.0, 2.2]), "e2e_p99_s": np.array([9.0, 12.0])}
+    references = {"late-binding": {"ttft_p99_s": np.array([1.0, 9.0]), "e2e_p99_s": np.array([10.0, 10.0])}}
+    breaches = objective.breaches(metrics, references)
+    np.testing.assert_allclose(breaches["ttft_p99"], np.log([1.0, 1.1]), atol=1e-12)
+    np.testing.assert_allclose(breaches["e2e_p99"], np.log([0.9, 1.2]))
+    expected = (np.log(1.1) - 0.01) / 2 + (np.log(1.2) - 0.01) / 2
+    assert objective.penalty(breaches) == pytest.approx(BREACH_WEIGHT * expected)
+    assert objective.penalty(objective.breaches(references["late-binding"], references)) == pytest.approx(
+        BREACH_WEIGHT * (np.log(4.5) - 0.01) / 2
+    )

@@ -10,9 +10,10 @@ import pytest
 
 from pointsman.errors import InputError
 from pointsman.spec import Spec, parse_spec
-from pointsman.training.advantages import DiscountSpec, StepDiscount, TimeDiscount, gae
+from pointsman.training.advantages import DiscountSpec, LifetimeDiscount, StepDiscount, TimeDiscount, gae
 
 Gae = Callable[..., tuple[Any, Any]]
+NO_LIFETIMES = np.full((1, 1), np.nan)
 
 
 def rollout(
@@ -172,8 +173,8 @@ def test_single_precision_input_is_summed_in_double() -> None:
 def test_time_discount_does_not_depend_on_how_often_one_decides() -> None:
     """Ten decisions in a second discount as much as one, and a horizon later 1/e is left."""
     spec = TimeDiscount(horizon_s=20.0, trace_s=1.3, horizon_steps=1.0, trace_steps=1.0)
-    discount, trace = spec.arrays(np.full((200, 1), 0.1))
-    once, _ = spec.arrays(np.array([[1.0]]))
+    discount, trace = spec.arrays(np.full((200, 1), 0.1), NO_LIFETIMES)
+    once, _ = spec.arrays(np.array([[1.0]]), NO_LIFETIMES)
     assert np.prod(discount[:10]) == pytest.approx(once[0, 0], rel=1e-12)
     assert np.prod(discount) == pytest.approx(np.exp(-1), rel=1e-12)
     assert np.prod(trace[:13]) == pytest.approx(np.exp(-1), rel=1e-12)
@@ -181,7 +182,7 @@ def test_time_discount_does_not_depend_on_how_often_one_decides() -> None:
 
 def test_time_discount_reaches_a_number_of_decisions_however_long_they_take() -> None:
     spec = TimeDiscount(horizon_s=20.0, trace_s=1.3, horizon_steps=100.0, trace_steps=10.0)
-    discount, trace = spec.arrays(np.array([[60.0], [0.01]]))
+    discount, trace = spec.arrays(np.array([[60.0], [0.01]]), NO_LIFETIMES)
     assert discount[0, 0] == pytest.approx(np.exp(-1 / 100))
     assert trace[0, 0] == pytest.approx(np.exp(-1 / 10))
     assert discount[1, 0] == pytest.approx(np.exp(-0.01 / 20))
@@ -189,9 +190,35 @@ def test_time_discount_reaches_a_number_of_decisions_however_long_they_take() ->
 
 
 def test_step_discount_is_the_same_for_all() -> None:
-    discount, trace = StepDiscount(gamma=0.9, lam=0.8).arrays(np.array([[0.1, 7.0]]))
+    discount, trace = StepDiscount(gamma=0.9, lam=0.8).arrays(np.array([[0.1, 7.0]]), NO_LIFETIMES)
     assert discount.tolist() == [[0.9, 0.9]]
     assert trace.tolist() == [[0.8, 0.8]]
+
+
+def test_lifetimes_reach_as_many_requests_whatever_they_are_like() -> None:
+    """A lifetime is as many decisions as there are requests in the system: 10/s of 8 s, and 2/s of 40 s."""
+    spec = LifetimeDiscount(horizon=2.0, trace=0.5, horizon_steps=1.0, trace_steps=1.0)
+    short, slow = (spec.arrays(np.full((160, 1), 1 / rate), np.full((160, 1), 80 / rate)) for rate in (10, 2))
+    np.testing.assert_allclose(short, slow, rtol=1e-12)
+    discount, trace = short
+    assert np.prod(discount) == pytest.approx(np.exp(-1), rel=1e-12)  # 160 decisions: two lifetimes
+    assert np.prod(trace[:40]) == pytest.approx(np.exp(-1), rel=1e-12)
+    floored = LifetimeDiscount(horizon_steps=200.0, trace_steps=32.0).arrays(np.ones((1, 1)), np.ones((1, 1)))
+    np.testing.assert_allclose(floored, [[[np.exp(-1 / 200)]], [[np.exp(-1 / 32)]]])
+
+
+@pytest.mark.parametrize("cut", [1, 7, 20, 39])
+def test_a_cut_changes_nothing_where_the_critic_is_right(cut: int) -> None:
+    """Two rollouts in a row against one of both: the first one's last value is what the second earns."""
+    whole = rollout(trace=1.0)
+    advantages, returns = gae(**whole)
+    first = {name: array[: cut + 1 if name == "values" else cut].copy() for name, array in whole.items()}
+    first["values"][-1] = returns[cut]  # what is still to come, exactly
+    second = {name: array[cut:] for name, array in whole.items()}
+    pieces = np.concatenate((gae(**first)[0], gae(**second)[0]))
+    np.testing.assert_allclose(pieces, advantages, rtol=0, atol=1e-12)
+    first["values"][-1] = 0.0  # a cut that is taken for an end
+    assert np.abs(gae(**first)[0] - advantages[:cut]).max() > 0.1
 
 
 def test_the_discount_is_chosen_by_kind() -> None:

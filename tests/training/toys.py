@@ -195,7 +195,7 @@ def learn(
             reward, terminated, truncated = (
                 np.stack([getattr(s, name) for s in steps]) for name in ("reward", "terminated", "truncated")
             )
-            discount, trace = spec.discount.arrays(reward)
+            discount, trace = spec.discount.arrays(reward, np.ones_like(reward))
             ends = terminated | truncated if truncation_is_end else terminated
             advantages, returns = gae(reward, values, values_of(finals), ends, truncated, discount, trace)
             scale.update(torch.from_numpy(returns))

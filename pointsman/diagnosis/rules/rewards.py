@@ -138,9 +138,15 @@ def _horizon(log: RunLog) -> float | None:
         gamma = float(log.series("gamma").y[-1])
     if gamma is not None:
         return 1.0 / (1.0 - gamma) if gamma < 1.0 else math.inf
-    if discount.get("kind") != "time" or not log.has("elapsed_mean_s"):
+    if not log.has("elapsed_mean_s"):
         return None
-    by_time = discount["horizon_s"] / max(float(np.median(log.series("elapsed_mean_s").y)), 1e-9)
+    if discount.get("kind") == "lifetimes" and log.has("lifetime_mean_s"):
+        horizon_s = discount["horizon"] * float(np.median(log.series("lifetime_mean_s").y))
+    elif discount.get("kind") == "time":
+        horizon_s = discount["horizon_s"]
+    else:
+        return None
+    by_time = horizon_s / max(float(np.median(log.series("elapsed_mean_s").y)), 1e-9)
     return float(max(by_time, discount["horizon_steps"]))
 
 
