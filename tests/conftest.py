@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+# A shell that runs tests in the background lets them ignore Ctrl-C, and so would every command they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Compiled kernels make single examples slow at first, so no deadline. `derandomize`: the same examples in
 # every run; `--hypothesis-profile=thorough` draws new ones, many more of them.
