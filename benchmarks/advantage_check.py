@@ -55,7 +55,7 @@ ROWS: list[tuple[str, Any, int, int]] = [
 ]
 TRUTH = LifetimeDiscount()
 LIFETIMES = 2.0  # for which an action is followed
-TEMPERATURE = 1.0
+TEMPERATURE = 0.3  # near the arg-max: what branches have in common stays in common for longer
 POINTS_AT_ONCE = 8
 STREAMS = 2
 

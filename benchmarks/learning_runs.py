@@ -52,6 +52,7 @@ if not _has("tensorboard"):
     board = types.ModuleType("torch.utils.tensorboard")
     board.SummaryWriter = _NoBoard  # type: ignore[attr-defined]
     sys.modules["torch.utils.tensorboard"] = board
+    sys.modules["tensorboard"] = types.ModuleType("tensorboard")
 
 METRICS = ("cost", "e2e_mean_s", "e2e_p99_s", "ttft_mean_s", "ttft_p99_s")
 RIVALS = ("least-outstanding", "late-binding")
