@@ -99,7 +99,7 @@ def main() -> None:
     for row in rows:
         cells = (with_error(row, name) for name in ("one", "mean", "slope"))
         print(
-            f"| {row['what']} | {' | '.join(cells)} | {row['noise']:.0f} | {row['explained_variance']:.2f} |"
+            f"| {row['what']} | {' | '.join(cells)} | {row['noise']:.1f} | {row['explained_variance']:.2f} |"
         )
     if options.json:
         options.json.write_text(json.dumps({"points": num_points, "rows": rows}, indent=1), encoding="utf-8")
