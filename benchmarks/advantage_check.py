@@ -55,7 +55,7 @@ ROWS: list[tuple[str, Any, int, int]] = [
 ]
 TRUTH = LifetimeDiscount()
 LIFETIMES = 2.0  # for which an action is followed
-TEMPERATURE = 1.0
+TEMPERATURE = 0.3  # near the arg-max: what branches have in common stays in common for longer
 POINTS_AT_ONCE = 8
 STREAMS = 2
 
@@ -99,7 +99,7 @@ def main() -> None:
     for row in rows:
         cells = (with_error(row, name) for name in ("one", "mean", "slope"))
         print(
-            f"| {row['what']} | {' | '.join(cells)} | {row['noise']:.0f} | {row['explained_variance']:.2f} |"
+            f"| {row['what']} | {' | '.join(cells)} | {row['noise']:.1f} | {row['explained_variance']:.2f} |"
         )
     if options.json:
         options.json.write_text(json.dumps({"points": num_points, "rows": rows}, indent=1), encoding="utf-8")

@@ -34,6 +34,8 @@ class _NoBoard:
 
     def add_scalar(self, *arguments: Any) -> None: ...
 
+    def add_histogram_raw(self, *arguments: Any, **options: Any) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -52,6 +54,7 @@ if not _has("tensorboard"):
     board = types.ModuleType("torch.utils.tensorboard")
     board.SummaryWriter = _NoBoard  # type: ignore[attr-defined]
     sys.modules["torch.utils.tensorboard"] = board
+    sys.modules["tensorboard"] = types.ModuleType("tensorboard")
 
 METRICS = ("cost", "e2e_mean_s", "e2e_p99_s", "ttft_mean_s", "ttft_p99_s")
 RIVALS = ("least-outstanding", "late-binding")

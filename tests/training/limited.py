@@ -9,13 +9,12 @@ import torch
 from numpy.typing import NDArray
 
 from pointsman.envs.entity import Step
-from pointsman.evaluation.problem import Evaluate
+from pointsman.evaluation.problem import Evaluate, Problem
 from pointsman.inference.checkpoint import Checkpoint
 from pointsman.training.networks import TensorObservation, build_network
 
 from .fakes import FakeEnv, FakeSpec
 
-EnvSpec = FakeSpec
 CHEAPEST_NOISE, LIMIT = 0.5, 0.35
 
 
@@ -51,3 +50,6 @@ def make_evaluate(spec: FakeSpec) -> Evaluate:
         return found | {"eval_score": score, "eval_noise": noise}
 
     return evaluate
+
+
+PROBLEM = Problem(FakeSpec, make_env, make_evaluate)
