@@ -28,8 +28,8 @@ LIGHTEST_TAIL = 0.002
 ENDS = {"ttft_p99": "first_token_at", "e2e_p99": "completed_at"}
 
 
-class Tail(NamedTuple):
-    """Of one latency: what lies beyond `begins_s`, and what the reference has of it."""
+class LatencyTail(NamedTuple):
+    """One latency: what lies beyond `begins_s`, and what the reference has of it."""
 
     begins_s: float
     excess_rate: float  # seconds beyond it, of all requests, in a second of the episode
@@ -39,7 +39,7 @@ class Foresight(NamedTuple):
     cost_rate: float  # what the shadow pays for a second
     lifetime_s: float  # of a request, on average
     mean_in_system: float  # requests
-    tails: dict[str, Tail]  # by limit
+    tails: dict[str, LatencyTail]  # by limit
 
 
 class Oracle:
@@ -77,17 +77,17 @@ class Oracle:
             tails={limit.metric: self._tail(limit, tables, seconds) for limit in self.objective.limits},
         )
 
-    def _tail(self, limit: Limit, tables: Sequence[Any], seconds: float) -> Tail:
+    def _tail(self, limit: Limit, tables: Sequence[Any], seconds: float) -> LatencyTail:
         requests = tables[0 if limit.seconds is not None else self.names.index(limit.policy)]
         end = ENDS[limit.metric]
         requests = requests[requests[end] >= 0]
         latencies_s = requests[end] - requests["arrived_at"]
         if len(latencies_s) == 0:
-            return Tail(limit.seconds or np.inf, 1.0)
+            return LatencyTail(limit.seconds or np.inf, 1.0)
         begins_s, p99_s = np.quantile(latencies_s, (TAIL_BEGINS, LIMITED_AT))
         if limit.seconds is not None:
             begins_s *= limit.seconds / p99_s
         else:
             begins_s *= limit.factor
         excess_s = max(float(np.maximum(0.0, latencies_s - begins_s).mean()), LIGHTEST_TAIL * begins_s)
-        return Tail(float(begins_s), excess_s * len(latencies_s) / seconds)
+        return LatencyTail(float(begins_s), excess_s * len(latencies_s) / seconds)

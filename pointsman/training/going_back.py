@@ -89,7 +89,7 @@ class GoingBack:
         state.blocks = blocks
 
     def _standard_error(self) -> float:
-        """Of the difference between the best evaluation and the mean of the last few."""
+        """The noise of the difference between the best evaluation and the mean of the last few."""
         state = self.state
         if not state.variances:
             return 0.0
