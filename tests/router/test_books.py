@@ -160,7 +160,6 @@ def test_signals_follow_the_streams(policy: str) -> None:
         async with town(policy) as t:
             wires = [await t.ask(num_prompt) for num_prompt in (40, 200, 90, 60)]
             await t.agrees()
-            assert {one.server for one in t.streams} == {0, 1}
             if policy == "least-outstanding":
                 assert [one.server for one in t.streams].count(0) == 2
             first, second, third, fourth = t.streams
