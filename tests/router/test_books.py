@@ -16,11 +16,18 @@ from pointsman.router.config import Backend, Settings
 from pointsman.router.main import live_books
 from pointsman.router.server import Parts, Router
 from pointsman.routing.books import FIRST_CAPACITY, Books
+from pointsman.routing.decider import Decider
 from pointsman.routing.signals import SIGNALS, SUM
 from tests.router.harness import QUIET, Wire, post, run, until
 from tests.router.mock import Heard, Mock, begin_stream, event, mocks, ok, reset, usage
 
 OUTPUT_TOKENS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Compiling takes longer than a test may."""
+    Decider(Books(), "default")
 
 
 @dataclass
