@@ -14,7 +14,8 @@ from collections.abc import Callable
 import numpy as np
 
 from pointsman.routing.books import Books
-from pointsman.routing.decider import Decider, PlainRequest
+from pointsman.routing.core import Request
+from pointsman.routing.decider import Decider
 from pointsman.simulator.calibration import known_figures
 
 LIMITS_US = {4: 15.0, 16: 60.0}
@@ -56,7 +57,7 @@ def main() -> int:
         books = busy_books(num_replicas)
         for policy in POLICIES:
             decider = Decider(books, policy)
-            request = PlainRequest(700, arrived_at=3.0)
+            request = Request(700, arrived_at=3.0)
             p50, p99 = median_us(lambda decider=decider, request=request: decider.decide(request, 1, 3.0))
             print(f"{num_replicas:3} replicas  {policy:18} P50 {p50:6.1f} µs   P99 {p99:6.1f} µs")
             is_slow |= policy == "default" and p50 > limit_us

@@ -6,7 +6,6 @@ No PyTorch: the policies are the compiled ones that the simulator runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +21,6 @@ from pointsman.routing.deciding import HOLD
 from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
 from pointsman.routing.heuristics import LEARNED
 from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables
-from pointsman.routing.records import NEVER, NOBODY, UNKNOWN
 from pointsman.routing.signals import ACCEPTING
 from pointsman.routing.streams import record_accepting
 from pointsman.spec import parse_spec
@@ -50,17 +48,6 @@ class RequestToPlace(Protocol):
     session: int  # NOBODY: none
     arrived_at: float
     hold_until: float  # written by a decision to hold; NEVER before the first
-
-
-@dataclass(slots=True)
-class PlainRequest:
-    """A `RequestToPlace` of those who have no class of their own for it."""
-
-    prompt_tokens: int
-    arrived_at: float
-    max_tokens: int = UNKNOWN
-    session: int = NOBODY
-    hold_until: float = NEVER
 
 
 class AnyDecider(Protocol):

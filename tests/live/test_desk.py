@@ -12,7 +12,7 @@ from pointsman.experiments.objective import find_objective
 from pointsman.live.costs import CostBooks
 from pointsman.live.desk import Block, Desk, Question
 from pointsman.live.spec import LiveSpec
-from pointsman.routing.decider import PlainRequest
+from pointsman.routing.core import Request
 
 from .factories import wait_until
 
@@ -77,7 +77,7 @@ class Office:
 
     def ask(self, now: float, excluded: Collection[int] = ()) -> int:
         """About a request that has just come."""
-        return self.desk.decide(PlainRequest(100, arrived_at=now), 1, now, excluded)
+        return self.desk.decide(Request(100, arrived_at=now), 1, now, excluded)
 
 
 def test_the_trainer_decides_its_share() -> None:
@@ -121,9 +121,9 @@ def test_a_hold_stands_until_there_is_room() -> None:
     answers = deque([0, 2])
     with Office(lambda question: answers.popleft()) as office:
         office.start.legal[0] = True
-        request = PlainRequest(100, arrived_at=0.0)
+        request = Request(100, arrived_at=0.0)
         while office.desk.decide(request, 1, request.arrived_at) != 0:  # those of the control
-            request = PlainRequest(100, arrived_at=request.arrived_at + 10.0)
+            request = Request(100, arrived_at=request.arrived_at + 10.0)
         for waited_s in (0.1, 0.5, 0.9):  # asked again at every token of some stream
             assert office.desk.decide(request, 1, request.arrived_at + waited_s) == 0
         assert office.desk.num_asked == 1

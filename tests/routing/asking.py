@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pointsman.routing.decider import Decider, PlainRequest
+from pointsman.routing.core import Request
+from pointsman.routing.decider import Decider
 from pointsman.routing.records import NOBODY, UNKNOWN
 
 
@@ -19,5 +20,5 @@ def decide(
     excluded: Collection[int] = (),
 ) -> int:
     """The action for a request that is asked about for the first time, and is alone at the router."""
-    request = PlainRequest(prompt_tokens, now - waited_s, max_tokens, session)
+    request = Request(prompt_tokens, max_tokens, session, now - waited_s)
     return decider.decide(request, 1, now, excluded)

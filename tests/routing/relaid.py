@@ -17,7 +17,8 @@ sys.path[:0] = [str(Path(__file__).parents[2])]
 
 from pointsman.routing import sharing  # noqa: E402
 from pointsman.routing.books import Books  # noqa: E402
-from pointsman.routing.decider import Decider, PlainRequest  # noqa: E402
+from pointsman.routing.core import Request  # noqa: E402
+from pointsman.routing.decider import Decider  # noqa: E402
 from pointsman.routing.sharing import SharedBooks  # noqa: E402
 from pointsman.routing.signals import NUM_SIGNALS, OUTSTANDING  # noqa: E402
 
@@ -47,7 +48,7 @@ def relaid(moment: int, folder: Path) -> tuple[float, float]:
 
     sharing.column_of = column_of
     try:
-        decider.decide(PlainRequest(10, 1.0), 1, 1.0)
+        decider.decide(Request(10, arrived_at=1.0), 1, 1.0)
     finally:
         sharing.column_of = look_up
     first, second = decider._merged[OUTSTANDING].tolist()

@@ -8,7 +8,8 @@ from simulator.factories import make_cluster, make_workload
 
 from pointsman.errors import InputError
 from pointsman.routing.books import FIRST_CAPACITY, Books
-from pointsman.routing.decider import Decider, PlainRequest
+from pointsman.routing.core import Request
+from pointsman.routing.decider import Decider
 from pointsman.routing.signals import NUM_SIGNALS, OUTSTANDING, SIGNALS, SUM
 
 from .asking import decide
@@ -45,7 +46,7 @@ def test_a_recorded_run_gives_the_observations_of_the_simulator(recording: Recor
     decider = Decider(books, "default", max_hold_s=recording.max_hold_s)
     num_holds = 0
     for decision in replay(recording, books):
-        request = PlainRequest(int(recording.num_prefill[decision.request]), decision.arrived_at)
+        request = Request(int(recording.num_prefill[decision.request]), arrived_at=decision.arrived_at)
         entities, context, legal = decider.observe(request, decision.queue_size, decision.at)
         np.testing.assert_allclose(
             books.signals[VISIBLE], decision.signals[VISIBLE], rtol=1e-9, atol=1e-9, err_msg=str(decision.at)
@@ -74,7 +75,7 @@ def test_a_lost_token_shows(recording: Recording) -> None:
     decider = Decider(books, "least-outstanding")
     with pytest.raises(AssertionError):
         for decision in replay(broken, books):
-            decider.observe(PlainRequest(1, decision.at), 1, decision.at)
+            decider.observe(Request(1, arrived_at=decision.at), 1, decision.at)
             np.testing.assert_allclose(books.signals[OWN], decision.signals[OWN], rtol=1e-9, atol=1e-9)
 
 
@@ -94,7 +95,7 @@ COUNTS = [signal.name for signal in SIGNALS if signal.across == SUM and signal.u
 
 
 def brought_up_to_date(books: Books, now: float) -> None:
-    Decider(books, "least-outstanding").observe(PlainRequest(1, now), 1, now)
+    Decider(books, "least-outstanding").observe(Request(1, arrived_at=now), 1, now)
 
 
 @pytest.mark.parametrize("streams", [True, False])

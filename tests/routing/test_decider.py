@@ -11,7 +11,8 @@ from simulator.factories import make_policy
 
 from pointsman.inference.checkpoint import load_checkpoint, save_checkpoint
 from pointsman.routing.books import Books
-from pointsman.routing.decider import HOLD, Decider, PlainRequest, PolicyError
+from pointsman.routing.core import Request
+from pointsman.routing.decider import HOLD, Decider, PolicyError
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.sources import DEFAULT_CHECKPOINT
 
@@ -102,7 +103,7 @@ def test_a_learned_hold_stands_until_there_is_room(tmp_path: Path) -> None:
     assert decide(Decider(books, holds), 100, 1.0) != HOLD, "not legal while there is room"
     waiting = [books.sent(slot, 5000, 1.0) for slot in (0, 0, 1, 1)]
     decider = Decider(books, holds, max_hold_s=5.0)
-    request = PlainRequest(100, 2.0)
+    request = Request(100, arrived_at=2.0)
     assert decider.decide(request, 1, 2.0) == HOLD
     before = decider.explain()["hold"]
     books.sent(0, 3000, 2.1)

@@ -8,7 +8,8 @@ from simulator.factories import AdvisedRun, Run, make_cluster, make_policy, rand
 
 from pointsman.routing import features
 from pointsman.routing.books import Books
-from pointsman.routing.decider import Decider, PlainRequest
+from pointsman.routing.core import Request
+from pointsman.routing.decider import Decider
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec
@@ -68,7 +69,7 @@ def test_the_age_of_the_gauges_is_that_of_the_oldest_anybody_may_use() -> None:
         books.scraped(slot, 1.0, 1.0, 0.1, at)
 
     def age_s() -> float:
-        context = decider.observe(PlainRequest(100, 10.0), 1, 10.0)[1]
+        context = decider.observe(Request(100, arrived_at=10.0), 1, 10.0)[1]
         return float(2.0 * (2.0 ** context[features.SCRAPE_AGE] - 1.0))
 
     assert age_s() == pytest.approx(4.0, rel=1e-5)

@@ -8,7 +8,8 @@ from simulator.factories import Run, make_cluster, make_policy, make_workload
 
 from pointsman.routing.books import Books
 from pointsman.routing.calibration import FIGURES
-from pointsman.routing.decider import Decider, PlainRequest
+from pointsman.routing.core import Request
+from pointsman.routing.decider import Decider
 from pointsman.routing.heuristics import HEURISTICS
 
 NUM_REPLICAS = 4
@@ -31,9 +32,9 @@ def choices(kind: str) -> tuple[list[int], list[int]]:
         if not books.slots:
             for k, plan in enumerate(run.plans):
                 books.add(str(k), {name: float(getattr(plan, name)) for name in FIGURES})
-            decider.decide(PlainRequest(100, 0.0), 1, 0.0)
+            decider.decide(Request(100, arrived_at=0.0), 1, 0.0)
         decider._record.memory.rng = run.sim.memory.rng
-        live.append(decider.decide(PlainRequest(100, 0.0), 1, 0.0))
+        live.append(decider.decide(Request(100, arrived_at=0.0), 1, 0.0))
         simulated.append(int(run.to_end().requests["replica"][0]) + 1)
     return simulated, live
 
