@@ -63,7 +63,18 @@ def _path(module: str) -> Path:
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a part of the kernel: called from compiled code only, so it needs no way in from Python."""
-    return numba.njit(function, **INNER)
+    dispatcher = numba.njit(function, **INNER)
+    if not IS_INTERPRETED:
+        resolve = dispatcher.get_call_template
+        dispatcher.get_call_template = lambda args, kws: resolve(tuple(map(_widened, args)), kws)
+    return dispatcher
+
+
+def _widened(argument: Any) -> Any:
+    """Integers of any width, constants among them, are one type, or numba compiles a function for each."""
+    argument = numba.types.unliteral(argument)
+    is_short = isinstance(argument, numba.types.Integer) and argument.signed
+    return numba.int64 if is_short else argument
 
 
 def inlined(function: Callable[..., Any]) -> Any:

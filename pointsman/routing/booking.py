@@ -73,13 +73,13 @@ def expected_output(router, prompt_tokens):
 
 
 @kernel
-def book_sent(router, k, i, prompt_tokens, now):
+def book_sent(router, k, i, prompt_tokens, expected_tokens, now):
     signals = signals_of(router)
     account = account_at(router.accounts, k)
     ticket = ticket_at(router.tickets, i)
     ticket.replica = k
     ticket.prompt_tokens = prompt_tokens
-    ticket.expected_output = int(expected_output(router, prompt_tokens))
+    ticket.expected_output = int(expected_tokens)
     ticket.num_output = 0
     ticket.sent_at = now
     ticket.is_started = 0

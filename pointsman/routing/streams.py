@@ -25,6 +25,7 @@ from pointsman.routing.booking import (
     book_sent,
     book_step,
     book_tokens,
+    expected_output,
     forget_tokens,
     signals_of,
     start,
@@ -56,7 +57,7 @@ def record_sent(routers, k, i, prompt_tokens, is_streaming, now):
     router = router_at(routers, 0)
     signals = signals_of(router)
     found_nobody = signals[WAITING, k] == 0.0
-    book_sent(router, k, i, prompt_tokens, now)
+    book_sent(router, k, i, prompt_tokens, expected_output(router, prompt_tokens), now)
     ticket = ticket_at(router.tickets, i)
     ticket.last_token_at = ticket.assumed_start_at = NEVER
     if not is_streaming:

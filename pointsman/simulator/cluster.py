@@ -204,6 +204,7 @@ class Clusters:
             if scheduler.kind != "orca":
                 replica.micro_seqs = plan.max_seqs // scheduler.pipeline_stages
         replica.cost = cost
+        replica.is_power_limited = plan.costs.power is not None
         replica.slowdown = plan.slowdown
         replica.is_alive = replica.is_accepting = 1
         replica.waiting_head = replica.waiting_tail = NOBODY

@@ -86,7 +86,7 @@ def act(sim, action):
     replica.num_sent += 1
     pass_api_server(sim, k, i)
     outstanding = signals_of(sim.router)[OUTSTANDING, k]
-    book_sent(sim.router, k, i, request.num_prefill, sim.now)
+    book_sent(sim.router, k, i, request.num_prefill, sim.ask.expected_output, sim.now)
     measure_outstanding(sim, k, outstanding)
     push_waiting(sim, k, i)
     int_list(sim.touched, sim.router.num_replicas + 1)[sim.num_touched] = k

@@ -17,15 +17,13 @@ from pointsman.simulator.state import batch_at, cost_at, power_limit_at, replica
 
 @kernel
 def limited_time(sim, k, slot, full_s):
-    """Seconds a step takes that would take `full_s` at full clocks, if the device's power is limited.
+    """Seconds a step takes that would take `full_s` at full clocks, on a device with a power limit.
 
     The average power at the end of the step depends on how long it takes, so the time is computed twice.
     """
     replica = replica_at(sim.replicas, k)
     cost = cost_at(sim.costs, replica.cost)
     limit = power_limit_at(cost.power, 0)
-    if limit.window_s == 0.0:
-        return full_s
     batch = batch_at(replica.batches, slot)
     num_tokens = batch.prefill_tokens + batch.num_decodes
     token_s = value_at(float_list(cost.token_s, cost.num_token_s), num_tokens)

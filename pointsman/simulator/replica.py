@@ -89,7 +89,9 @@ def start_batch(sim, k, slot):
     batch = batch_at(replica.batches, slot)
     batch.is_used = 1
     batch.formed_at = sim.now
-    batch.stage_s = limited_time(sim, k, slot, batch_time(sim, k, slot))
+    batch.stage_s = batch_time(sim, k, slot)
+    if replica.is_power_limited:
+        batch.stage_s = limited_time(sim, k, slot, batch.stage_s)
     if is_engine_idle:
         batch.stage_s += start_time(sim, k, slot)
     replica.step_began_at = sim.now

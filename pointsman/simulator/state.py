@@ -163,6 +163,7 @@ REPLICA = np.dtype(
         ("reached_at", "f8"),  # time at which the latest request reaches the engine
         ("is_wake_planned", "i4"),  # for a request that is on its way to an idle engine
         ("step_began_at", "f8"),  # the step that runs, or the last one
+        ("is_power_limited", "i4"),
         ("power_w", "f8"),  # drawn at full clocks, averaged over the power limit's window
         ("power_at", "f8"),  # time up to which that is known
         ("steps", "i8"),
@@ -260,7 +261,7 @@ COST = np.dtype(
         ("grid", "i8"),
         ("start_s", "i8"),
         ("num_start_s", "i8"),
-        ("power", "i8"),  # POWER; window_s = 0: no limit
+        ("power", "i8"),  # POWER, of replicas that are limited
     ],
     align=True,
 )
