@@ -230,7 +230,7 @@ class Books:
             self._forget_at = self._num_finished + FORGET_EVERY
         for estimator, account in zip(self._estimators, self._accounts, strict=True):
             if estimator is not None:
-                estimator.read_windows(int(account.num_windows))
+                estimator.take_news(int(account.num_windows))
                 if is_time_to_forget:
                     estimator.forget_if_old()
         self._calibrate()

@@ -59,6 +59,7 @@ FIRST_TOKEN_WEIGHT = 0.25  # of a window
 FULL_WINDOW = 16  # steps
 MIN_WEIGHT = 2.0  # windows that an estimate needs
 NUM_RESIDUALS, MAX_RESIDUAL = 8, 0.25  # the last windows, and by how much they may all be off
+NUM_FIRST_TOKENS = 16  # the latest, between two looks at what is new
 NUM_SAMPLES = 64  # of the KV memory, the latest
 MIN_SAMPLES = 8
 MIN_PROMPT_TOKENS = 64  # of shorter ones the first token comes as soon as any step ends
@@ -143,12 +144,16 @@ class Estimator:
     def __init__(self) -> None:
         self._fit = SpeedFit()
         self._capacities: deque[float] = deque(maxlen=NUM_SAMPLES)
+        self._first_tokens: deque[tuple[int, float, float]] = deque(maxlen=NUM_FIRST_TOKENS)
         self._is_news = False
         self.windows = np.zeros((NUM_WINDOWS, 4))  # written by the books
         self._num_windows = 0  # read of those
 
-    def read_windows(self, num_written: int) -> None:
-        """Take what is new in `windows`, where `num_written` were written in turn."""
+    def take_news(self, num_written: int) -> None:
+        """Fit what is new: first tokens, and `windows`, where `num_written` were written in turn."""
+        for num_prompt, ttft_s, num_decoding in self._first_tokens:
+            self._fit.add((1.5, 1.5 * num_decoding, num_prompt, 1.0), ttft_s, FIRST_TOKEN_WEIGHT)
+        self._first_tokens.clear()
         for number in range(max(self._num_windows, num_written - NUM_WINDOWS), num_written):
             self.saw_window(*self.windows[number % NUM_WINDOWS].tolist())
         self._num_windows = num_written
@@ -160,9 +165,12 @@ class Estimator:
         self._is_news = True
 
     def saw_first_token(self, num_prompt: int, ttft_s: float, num_decoding: float) -> None:
-        """A request that found nobody waiting took half a step until it began, on average, and its own."""
+        """A request that found nobody waiting took half a step until it began, on average, and its own.
+
+        Its client waits for the token that was just seen: it is fitted later.
+        """
         if num_prompt >= MIN_PROMPT_TOKENS:
-            self._fit.add((1.5, 1.5 * num_decoding, num_prompt, 1.0), ttft_s, FIRST_TOKEN_WEIGHT)
+            self._first_tokens.append((num_prompt, ttft_s, num_decoding))
             self._is_news = True
 
     def saw_gauges(self, num_booked_tokens: float, kv_use: float) -> None:

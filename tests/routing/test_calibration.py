@@ -44,6 +44,7 @@ def test_too_little_says_nothing_and_nothing_is_faster_than_the_lowest() -> None
     for _ in range(3):
         estimator.saw_first_token(1000, 0.1, 0.0)
         estimator.saw_gauges(100, 0.5)
+    estimator.take_news(0)
     assert estimator.estimate() == ({}, np.inf)
     windows_of(estimator, 1e-6, 1e-9, 1e-9, count=50)
     for _ in range(50):
