@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.workload.arrivals import ArrivalSeeds, arrival_times, think_times
 from pointsman.workload.lengths import draw_lengths
-from pointsman.workload.readers import read_trace
 from pointsman.workload.replay import replay
 from pointsman.workload.sessions import draw_sessions
 from pointsman.workload.spec import (
@@ -91,6 +90,8 @@ class _Seeds:
 def _replayed(
     spec: WorkloadSpec, trace: TraceReplay, capacity_rps: Capacity | None, base_dir: Path | None
 ) -> Workload:
+    from pointsman.workload.readers import read_trace  # loads polars
+
     requests = read_trace(trace, base_dir, lifts_zeros=spec.max_tokens is not None)
     rate_rps = None
     if trace.load is not None or trace.rate is not None:
@@ -148,6 +149,8 @@ def _lengths(
     spec: WorkloadSpec, num_requests: int, seeds: _Seeds, base_dir: Path | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     def read(file: TraceFile) -> Workload:
+        from pointsman.workload.readers import read_trace
+
         return read_trace(file, base_dir, needs_times=False, lifts_zeros=spec.max_tokens is not None)
 
     lengths = spec.lengths
