@@ -203,9 +203,10 @@ def error_table(num_requests: int) -> tuple[list[list[str]], list[Figure]]:
 def error_figure(cluster: str, served: Served, errors: Floats) -> Figure:
     lines = []
     for k in range(errors.shape[1]):
-        is_shown = served.num_served[:, k] <= SHOWN_REQUESTS
-        shown = np.minimum(100 * errors[is_shown, k], SHOWN_ERROR)
-        lines.append(Line(f"server {k}", served.num_served[is_shown, k], shown, COLOURS[k]))
+        count, last = np.unique(served.num_served[::-1, k], return_index=True)
+        shown = np.minimum(100 * errors[::-1][last, k], SHOWN_ERROR)
+        is_shown = count <= SHOWN_REQUESTS
+        lines.append(Line(f"server {k}", count[is_shown], shown[is_shown], COLOURS[k]))
     x = linear_axis("requests that the server has served", [], low=0.0, high=SHOWN_REQUESTS)
     y = linear_axis("error of a typical step, %", [], "%", low=0.0, high=SHOWN_ERROR)
     load, policy = CASES[-1]

@@ -31,7 +31,8 @@ import numpy as np
 
 from pointsman.routing.streams import NUM_WINDOWS
 
-FIGURES = ("prefill_s_per_token", "decode_s_per_token", "step_floor_s", "kv_capacity_tokens")
+KV = "kv_capacity_tokens"
+FIGURES = ("prefill_s_per_token", "decode_s_per_token", "step_floor_s", KV)
 Figures = dict[str, float]
 Source = Literal["assumed", "told", "measured"]
 
@@ -54,9 +55,11 @@ NO_FIGURES: Mapping[str, float] = MappingProxyType({})
 SPEEDS = ("step_floor_s", "decode_s_per_token", "prefill_s_per_token")  # the first three of the fit
 USUAL_OVERHEAD_S = 0.005  # of a first token beside the steps: the way there and back, the API server
 # Replicas that differ by less are taken to be the same, or by fewer standard errors, in a typical step and in
-# each speed. A slow step may be sure long before anybody knows what 64 streams cost.
+# each speed. A slow step may be sure long before anybody knows what 64 streams cost. Memory that is half as
+# large again is other hardware.
 ALIKE = math.log(1.1)
 DOUBT, SPEED_DOUBT = 2.0, 3.0
+KV_ALIKE = 1.5
 FADE = 0.99  # what a window leaves of the weight of those before
 SHAPE_WEIGHT = 0.005  # of the usual proportions, beside 1 for a window
 FIRST_TOKEN_WEIGHT = 0.25  # of a window
@@ -235,8 +238,8 @@ class Estimator:
             found |= fit.figures()
         if len(self._capacities) >= MIN_SAMPLES:
             capacity = float(np.median(self._capacities))
-            if not abs(math.log(capacity / found.get("kv_capacity_tokens", math.nan))) < KV_DOUBT:
-                found["kv_capacity_tokens"] = capacity
+            if not abs(math.log(capacity / found.get(KV, math.nan))) < KV_DOUBT:
+                found[KV] = capacity
         lowest = {name: min(value, told.get(name, value)) for name, value in LOWEST.items()}
         bounded = {name: max(lowest[name], value) for name, value in found.items()}
         source: Source = "measured" if fit.weight >= MIN_WEIGHT else "told" if fit.is_sure else "assumed"
@@ -285,8 +288,9 @@ def pooled(estimates: Sequence[Estimate]) -> list[Figures]:
 
 
 def _is_alike(common: Figures, group: Sequence[Estimate], other: Estimate) -> bool:
-    """Whether the same was told of them, and neither a typical step nor any one of the speeds differs."""
-    if other.told != group[0].told:
+    """Whether the same was told of them, and neither memory, typical step nor one of the speeds differs."""
+    sizes = [one.figures[KV] for one in (group[0], other) if KV in one.figures]
+    if other.told != group[0].told or max(sizes, default=1.0) >= KV_ALIKE * min(sizes, default=1.0):
         return False
     mean, found = _mean(common, group), common | other.figures
     error = math.hypot(min(one.error for one in group), other.error)

@@ -30,11 +30,13 @@ from pointsman.routing.signals import (
     PENDING_PREFILL_TOKENS,
     PREFILL_S_PER_TOKEN,
     STEP_FLOOR_S,
+    STEP_S,
+    TTFT_S,
 )
 
 entry_point = partial(jit.entry_point, keeps_gil=True)
 
-NUM_ABOUT = 4  # figures of a server: those of `About`
+NUM_ABOUT = 5  # figures of a server: those of `About`
 NUM_NOTED = 2 + 2 * NUM_ABOUT  # how many may take the request, column of the other, chosen, other
 MAX_NAME = 40
 SAME = 1.1  # figures that differ by less are the same to people
@@ -111,8 +113,10 @@ def write_about(router, k, numbers, first):
     booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k]
     numbers[first] = signals[OUTSTANDING, k]
     numbers[first + 1] = signals[PENDING_PREFILL_TOKENS, k] * signals[PREFILL_S_PER_TOKEN, k]
-    numbers[first + 2] = signals[STEP_FLOOR_S, k] + signals[DECODING, k] * signals[DECODE_S_PER_TOKEN, k]
+    step_s = signals[STEP_FLOOR_S, k] + signals[DECODING, k] * signals[DECODE_S_PER_TOKEN, k]
+    numbers[first + 2] = signals[STEP_S, k] if signals[STEP_S, k] > 0.0 else step_s
     numbers[first + 3] = booked / signals[KV_CAPACITY_TOKENS, k]
+    numbers[first + 4] = signals[TTFT_S, k]
 
 
 class About(NamedTuple):
@@ -120,8 +124,9 @@ class About(NamedTuple):
 
     outstanding: float
     backlog_s: float  # prompts that wait there
-    step_s: float  # by its speed and its streams
+    step_s: float  # as measured lately, else by its speed and its streams
     kv_use: float
+    ttft_s: float  # as measured lately; 0: not known
 
 
 class Reason(NamedTuple):
@@ -180,12 +185,17 @@ def _compare(one: About, two: About) -> tuple[list[str], list[str]]:
         (one.backlog_s, two.backlog_s, 0.002, "less prompt work ahead", "more prompt work ahead", _time),
         (one.step_s, two.step_s, 0.0005, "shorter steps", "longer steps", _time),
         (one.kv_use, two.kv_use, 0.02, "emptier memory", "fuller memory", "{:.0%}".format),
+        (*_both_known(one.ttft_s, two.ttft_s), 0.005, "quicker first tokens", "slower first tokens", _time),
     ):
         low, high = sorted((mine, yours))
         if high - low > least and high > SAME * low:
             text = f"({write(mine)}, not {write(yours)})"
             (gains if mine < yours else losses).append(f"{better if mine < yours else worse} {text}")
     return gains, losses
+
+
+def _both_known(mine: float, yours: float) -> tuple[float, float]:
+    return (mine, yours) if mine > 0.0 and yours > 0.0 else (0.0, 0.0)
 
 
 def _listed(parts: list[str]) -> str:

@@ -84,6 +84,8 @@ def test_what_cannot_be_told_apart_is_the_same_and_the_rest_is_not() -> None:
     )
     one, two, three = pooled([quick, slow, quick])
     assert one == three and one["step_floor_s"] < 0.5 * two["step_floor_s"], "their steps differ for certain"
+    small, large = (Estimate(USUAL | {"kv_capacity_tokens": size}, 0.3) for size in (3e4, 2e5))
+    assert [one["kv_capacity_tokens"] for one in pooled([small, large])] == [3e4, 2e5], "other hardware"
     unseen, seen = pooled([NOTHING_SEEN, estimate(2.0, 0.01)])
     assert unseen["step_floor_s"] == pytest.approx(seen["step_floor_s"])
     assert unseen["kv_capacity_tokens"] == pytest.approx(USUAL["kv_capacity_tokens"])

@@ -52,6 +52,23 @@ def test_what_speaks_against_the_choice_is_said_too() -> None:
     )
 
 
+def test_what_was_measured_lately_counts() -> None:
+    """A server that is slower than its speed says may be empty for that reason."""
+    books = make_books(2)
+    for slot, slowness in ((0, 1.0), (1, 4.0)):
+        ticket = books.sent(slot, 1000, 1.0)
+        books.first_token(ticket, 1.0 + 0.1 * slowness)
+        for n in range(1, 20):
+            books.tokens(ticket, 1, 1.0 + 0.1 * slowness + 0.01 * n * slowness)
+    decider = Decider(books, "default")
+    assert decide(decider, 100, 2.0) == 1
+    assert (
+        decider.reason()
+        .sentence()
+        .endswith("it has shorter steps (10 ms, not 40 ms) and quicker first tokens (100 ms, not 400 ms).")
+    )
+
+
 def test_policies_that_do_not_compare_say_so_and_a_lonely_server_is_the_only_one() -> None:
     books = make_books()
     decider = Decider(books, "round-robin")
@@ -107,5 +124,5 @@ def test_a_sentence_is_short_however_many_servers_and_however_long_their_names()
     decider = Decider(books, "least-outstanding")
     decide(decider, 100, 1.0)
     assert len(decider.reason().sentence()) < 400
-    odd = Reason("a\r\nb: c", "http://x", None, 5, 5, (0.0,) * 8).sentence()
+    odd = Reason("a\r\nb: c", "http://x", None, 5, 5, (0.0,) * 10).sentence()
     assert odd.isprintable()
