@@ -17,6 +17,7 @@ class FakeJudge:
 
     baseline = "plain"
     heuristics: Mapping[str, str] = {"plain": "what it gets", "better": "one more"}
+    rivals: Sequence[str] = tuple(heuristics)
     headers: Mapping[str, str] = {"lazy": "lazy"}
 
     def play(self, policy: str | Checkpoint, seeds: Sequence[int], where: str = "policy") -> Metrics:
