@@ -169,7 +169,8 @@ class JobsTwin:
 
     def job_rows(self, has_all: bool, has_deadlines: bool = False) -> list[list[float]]:
         return [
-            [*self.job_row(i, has_all), *(self.deadline_row(i) if has_deadlines else [])] for i in self.visible
+            [*self.job_row(i, has_all), *(self.deadline_row(i) if has_deadlines else [])]
+            for i in self.visible
         ]
 
     def deadline_row(self, i: int) -> list[float]:

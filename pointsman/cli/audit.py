@@ -11,7 +11,6 @@ from pointsman.cli.console import compilation_announced, print_json, progress, s
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson, Overrides
 from pointsman.cli.returns import env_section, refuse_routing_options
-
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:

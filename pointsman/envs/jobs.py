@@ -7,8 +7,8 @@ features of `jobs.observation`; `features: original` shows those of the publishe
 Action: 0 starts nothing, k starts the k-th job of the window. Legal if that job exists and enough GPUs are
 idle; an illegal action counts as 0 and is reported. Starting nothing is always legal. After every action the
 cluster moves on by exactly one event, an arrival or a completion, if there is one.
-Reward: `jobs.kernel.pay`. The return of an episode is about 0.9 at the very best; each deadline that is missed
-costs its share of `deadline_price`.
+Reward: `jobs.kernel.pay`. The return of an episode is about 0.9 at the very best; where jobs have deadlines,
+each that is missed costs its share of `deadline_price`.
 Episode: ends when no job waits, runs or is to arrive; cut off at the horizon (1.3 times the time that perfect
 packing would take after the last arrival) or after `max_steps`. What is then unfinished is paid for at once,
 so nothing comes after: such a step is truncated, as published, and terminated as well, as learning needs it.

@@ -27,6 +27,8 @@ from pointsman.jobs.workload import draw_jobs, has_deadlines
 
 BASELINES = ("random-feasible", "fifo", BASELINE)  # beside a policy while it trains
 NUM_THREADS = 2
+HEADERS = {"noop_frac": "no-op", "finished": "finished"}
+DEADLINE_HEADERS = {"finished": "finished", "missed_deadlines": "missed", "lateness_s": "late by"}
 
 
 class JobsJudge:
@@ -39,8 +41,7 @@ class JobsJudge:
         self.spec = spec
         self.has_deadlines = has_deadlines(spec.workload, spec.num_gpus)
         self.rivals: Sequence[str] = heuristics_for(self.has_deadlines)
-        more = {"missed_deadlines": "missed", "lateness_s": "late by"} if self.has_deadlines else {}
-        self.headers: Mapping[str, str] = {"noop_frac": "no-op", "finished": "finished", **more}
+        self.headers: Mapping[str, str] = DEADLINE_HEADERS if self.has_deadlines else HEADERS
         self._jobs: dict[int, Jobs] = {}
 
     def play(self, policy: str | Checkpoint, seeds: Sequence[int], where: str = "policy") -> Metrics:
@@ -99,9 +100,9 @@ def measure(clusters: JobClusters) -> Metrics:
 
 
 def measure_deadlines(clusters: JobClusters) -> Metrics:
-    """missed_deadlines: their share. lateness_s: how long after its deadline a job ends, 0 in time, on average.
+    """missed_deadlines: their share. lateness_s: by how much jobs end after their deadlines, on average.
 
-    A job that has not started at the cut-off is as late as if it ended then.
+    A job that ends in time counts as 0. A job that has not started at the cut-off is as late as if it ended then.
     """
     missed, lateness_s = np.zeros(len(clusters.sims)), np.zeros(len(clusters.sims))
     for i, sim in enumerate(clusters.sims):

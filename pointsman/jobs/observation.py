@@ -46,7 +46,9 @@ MORE_JOB_FEATURES = (
 )
 DEADLINE_FEATURES = (
     Feature("due", "0 or 1", "deadline", "it has a deadline, and meets it if it starts now"),
-    Feature("slack", "-1 to 1", "deadline", "time until it must start: over itself plus the duration; none: 1"),
+    Feature(
+        "slack", "-1 to 1", "deadline", "time until it must start: over itself plus the duration; none: 1"
+    ),
     Feature("sooner", "share", "deadline", "jobs of the window that are due sooner"),
 )
 ORIGINAL_CLUSTER_FEATURES = (

@@ -2,7 +2,8 @@
 
 Any CSV, JSON or Parquet file with one row a job. Columns are known by their usual names, or `columns` says
 which holds what; a duration is given as such, or as a start and an end. Times may be dates, Unix times in any
-unit, or seconds. A job without a value for its deadline has none. docs/jobs.md maps the public Philly, Helios and Alibaba traces.
+unit, or seconds. A job that the column of deadlines says nothing of has none. docs/jobs.md maps the public
+Philly, Helios and Alibaba traces.
 
 Left out, with a warning: jobs without GPUs, jobs that never ran (no duration, or none above 0), and jobs that
 need more GPUs than the cluster has. Longer jobs than `max_duration_s` are cut to that.

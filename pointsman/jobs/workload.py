@@ -1,8 +1,8 @@
 """The jobs of an episode: drawn at random, or a window of a trace.
 
 `heavy_tail` durations are many short jobs and a few long ones; long jobs tend to be wide and of low priority.
-`bursty` arrivals are six bursts over a span as long as the longest job. Deadlines are drawn last: the same jobs
-with and without.
+`bursty` arrivals are six bursts over a span as long as the longest job. Deadlines are drawn last: with and
+without, the jobs are the same.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def test_a_report_says_who_is_better() -> None:
     plain, better = report.rows()
     assert (plain.gain, plain.direction, plain.is_best) == ("", 0, False)
     assert (better.gain, better.direction, better.is_best) == ("+1.000 [1.000, 1.000]", -1, True)
-    assert better.shares == ("25.0 %",)
+    assert better.shown == ("25.0 %",)
     assert "| **better** |" in report.markdown()
     results = report.results()
     assert results["policies"]["better"]["gain"]["mean"] == pytest.approx(1)

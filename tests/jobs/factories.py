@@ -78,9 +78,7 @@ class Pair:
             bool(sim.is_illegal),
         )
 
-    def look(
-        self, lookahead: str, has_all: bool, has_deadlines: bool = False
-    ) -> tuple[Any, Any, Any, Any]:
+    def look(self, lookahead: str, has_all: bool, has_deadlines: bool = False) -> tuple[Any, Any, Any, Any]:
         """Entities [K, F], context [C], entity mask [K], action mask [K + 1]; no old value is left."""
         space = job_space(self.spec.num_gpus, self.spec.window, has_all, has_deadlines)
         room = space.num_entities
