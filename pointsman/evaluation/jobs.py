@@ -102,7 +102,7 @@ def measure(clusters: JobClusters) -> Metrics:
 def measure_deadlines(clusters: JobClusters) -> Metrics:
     """missed_deadlines: their share. lateness_s: by how much jobs end after their deadlines, on average.
 
-    A job that ends in time counts as 0. A job that has not started at the cut-off is as late as if it ended then.
+    A job that ends in time counts as 0, one that has not started at the cut-off as if it ended then.
     """
     missed, lateness_s = np.zeros(len(clusters.sims)), np.zeros(len(clusters.sims))
     for i, sim in enumerate(clusters.sims):
