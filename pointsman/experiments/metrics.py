@@ -7,6 +7,7 @@ Times are seconds and end in `_s`. Every request of the workload counts; a run i
 - `tbt`: time between two tokens of a stream, per token, from a histogram with bins 1 to 1.6 % wide; stalls of
   preempted requests count.
 - `slo_excess`: seconds by which the first token came after its limit, and the stream ended after its own.
+- `hit_share`: share of the prompt tokens that were cached where they went; only where prompts share prefixes.
 - `ttft_square`: TTFT squared, what the age of waiting requests adds up to (objective.py).
 """
 
@@ -65,6 +66,8 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     metrics |= _tbt_summary(clusters.tbt_histograms[i])
     replicas = clusters.replicas[i]
     shares = replicas["num_sent"] / max(1, replicas["num_sent"].sum())
+    if sim.prefixes != 0:
+        metrics["hit_share"] = float(replicas["hit_tokens"].sum() / max(1, replicas["prompt_tokens"].sum()))
     return metrics | {
         "imbalance_cv": float(sim.imbalance_area / sim.busy_span) if sim.busy_span > 0 else 0.0,
         "share_min": float(shares.min()),
