@@ -15,13 +15,13 @@ give it an environment of its own. From the root of the repository:
     export PYTHONPATH=. NUMBA_CACHE_DIR=/tmp/vllm-numba  # leaves the project's compiled kernel alone
     /tmp/vllm-venv/bin/python benchmarks/check_vllm.py [--cases 300] [--first 0] [--prefixes]
 
-With `--prefixes` both cache prefixes, and prompts share them: paths of a tree, and turns of sessions that come
-when the last answer is finished and begin with it. vLLM sees tokens and hashes them, ours sees links. Then the
-prompt tokens that each request found cached are compared too.
+With `--prefixes` both cache prefixes, and prompts share them: paths of a tree, and turns of sessions that
+come when the last answer is finished and begin with it. vLLM sees tokens and hashes them, ours sees links.
+Then the prompt tokens that each request found cached are compared too.
 
-Exit status 1 if a case differs; `--first N --cases 1` repeats case N. Both run without asynchronous scheduling; a
-request that arrives at the instant a step ends is seen by the next one; vLLM keeps one KV block for itself, so it
-gets one more.
+Exit status 1 if a case differs; `--first N --cases 1` repeats case N. Both run without asynchronous
+scheduling; a request that arrives at the instant a step ends is seen by the next one; vLLM keeps one KV block
+for itself, so it gets one more.
 """
 
 from __future__ import annotations
@@ -199,8 +199,12 @@ def run_vllm(case: Case, model: ModelConfig) -> tuple[list[Step], list[Served]]:
     scheduler = make_scheduler(model, case.tokens is not None, **case.scheduler)
     pool = scheduler.kv_cache_manager.block_pool
     hasher = get_request_block_hasher(case.scheduler["block_size"], sha256) if case.tokens else None
-    lengths = list(zip(workload.num_prefill_tokens.tolist(), workload.num_decode_tokens.tolist(), strict=True))
-    tokens_of = {str(i): tokens for i, tokens in enumerate(case.tokens or [[0] * sum(pair) for pair in lengths])}
+    lengths = list(
+        zip(workload.num_prefill_tokens.tolist(), workload.num_decode_tokens.tolist(), strict=True)
+    )
+    tokens_of = {
+        str(i): tokens for i, tokens in enumerate(case.tokens or [[0] * sum(pair) for pair in lengths])
+    }
     requests = {
         name: Request(
             name,
@@ -213,7 +217,8 @@ def run_vllm(case: Case, model: ModelConfig) -> tuple[list[Step], list[Served]]:
     }
     following = {str(i): str(later) for i, later in enumerate(workload.next_turn.tolist()) if later >= 0}
     num_first = len(requests) - len(following)
-    # A heap, as it is sorted. At one instant first turns come first, then later ones as answers ended: in one step,
+    # A heap, as it is sorted. At one instant first turns come first, then later ones as answers ended: in one
+    # step,
     # those of streams before those of one token.
     arrivals = [(at, 0, i, i) for i, at in enumerate(workload.arrived_at[:num_first].tolist())]
     num_followed = 0

@@ -1,7 +1,7 @@
 """Prefix caching for the plain Python simulator, block by block as vLLM does it.
 
-Written from vLLM's block pool: every block is an object, and its content is the tuple of all tokens up to its end.
-Slow, and made to share nothing with `pointsman/simulator/prefixes.py`, which tests compare with it.
+Written from vLLM's block pool: every block is an object, and its content is the tuple of all tokens up to its
+end. Slow, and made to share nothing with `pointsman/simulator/prefixes.py`, which tests compare with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random traffic with shared prefixes, as links and as tokens: for comparisons with what knows only tokens."""
+"""Random traffic with shared prefixes, as links and as tokens, to compare with what knows only tokens."""
 
 from __future__ import annotations
 

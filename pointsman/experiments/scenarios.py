@@ -199,10 +199,8 @@ def _mooncake(seed: int) -> Data:
 
 
 def _lognormal(prompt: float, output: float, cv: float = 1.0) -> Data:
-    return {
-        "kind": "lognormal",
-        **{"prompt_mean": prompt, "prompt_cv": cv, "output_mean": output, "output_cv": cv},
-    }
+    lengths = {"prompt_mean": prompt, "prompt_cv": cv, "output_mean": output, "output_cv": cv}
+    return {"kind": "lognormal"} | lengths
 
 
 def _events(*events: tuple[float, str, float]) -> list[Data]:

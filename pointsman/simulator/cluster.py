@@ -153,6 +153,7 @@ class Clusters:
         sim.num_requests = len(workload)
         sim.num_users = workload.num_users
         sim.num_later_turns = workload.num_later_turns
+        sim.is_shared = workload.is_shared
         if len(workload.next_turn):
             sim.next_turn = self.sims.hold(np.ascontiguousarray(workload.next_turn))
         sim.queue_head = sim.queue_tail = sim.held_request = NOBODY
@@ -306,7 +307,7 @@ def _fill_weights(signals: Array, plans: Sequence[ReplicaPlan]) -> None:
 
 
 def _heap_size(plans: Sequence[ReplicaPlan], workload: Workload) -> int:
-    """An end for each stage, a wake-up for each replica, an arrival for each user or later turn, a timer, two scrapes."""
+    """An end a stage, a wake-up a replica, an arrival a user or later turn, a timer, two scrapes."""
     num_users = workload.num_users + workload.num_later_turns
     return sum(plan.scheduler.pipeline_stages + 1 for plan in plans) + num_users + 3
 

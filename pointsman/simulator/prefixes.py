@@ -1,23 +1,27 @@
 """Which prefixes a replica has cached: vLLM's automatic prefix caching, without a list of blocks.
 
-A prompt is a path in a tree of prefixes (LINK). A full KV block belongs to the link that holds its last token,
-so that (key of the link, number of the block from the beginning of the prompt) says what is in it. Blocks are
-kept in stretches: consecutive blocks of one link that the same requests hold, or that lie side by side in the
-queue of free blocks. What is done to blocks is done to stretches, at a cost that does not grow with their length.
+A prompt is a path in a tree of prefixes (LINK). A full KV block belongs to the link that holds its last
+token, so that (key of the link, number of the block from the beginning of the prompt) says what is in it.
+Blocks are kept in stretches: consecutive blocks of one link that the same requests hold, or that lie side by
+side in the queue of free blocks. What is done to blocks is done to stretches, at a cost that does not grow
+with their length.
 
 As in vLLM:
-- A block gets its key when it is scheduled to be filled. Equal blocks may exist more than once, if two requests
+- A block gets its key when it is scheduled to be filled. Equal blocks may exist more than once, if two
+  requests
   compute them at the same time; who looks for one gets the one that was there first.
 - Freed blocks with a key join the end of the queue, the deepest first; those without go to its front. New
   blocks are taken from its front, and lose their key.
 - The last token of a prompt is computed in any case.
 
-Blocks behind the last link are their request's own. They get a key when the request lets go of them: that of the
-answer if somebody may continue it, one that nobody else knows if the request was preempted and will be back, else
-none, and then they only take up their place in the queue. So an answer is found once it is finished.
+Blocks behind the last link are their request's own. They get a key when the request lets go of them: that of
+the answer if somebody may continue it, one that nobody else knows if the request was preempted and will be
+back, else none, and then they only take up their place in the queue. So an answer is found once it is
+finished.
 
-A request holds pieces: chains of stretches, from the deepest one on by `previous`. It has more than one piece only
-where equal blocks exist. Splitting a stretch leaves its number to the deeper half, so that chains stay as they are.
+A request holds pieces: chains of stretches, from the deepest one on by `previous`. It has more than one piece
+only where equal blocks exist. Splitting a stretch leaves its number to the deeper half, so that chains stay
+as they are.
 """
 
 from __future__ import annotations
@@ -169,10 +173,13 @@ def match(sim, k, i, takes):
     """How many blocks of request i's prompt are cached; it holds them from now on if it `takes` them."""
     replica = replica_at(sim.replicas, k)
     cache = cache_at(replica.cache, 0)
-    prefix = prefix_at(sim.prefixes, i)
-    most = (request_at(sim.requests, i).prefill - 1) // replica.block_size
-    found = 0
     cache.idle_hits = 0
+    request = request_at(sim.requests, i)
+    if not sim.is_shared and request.restarts == 0:
+        return 0
+    prefix = prefix_at(sim.prefixes, i)
+    most = (request.prefill - 1) // replica.block_size
+    found = 0
     for index in range(prefix.num_links + 1):
         key = prefix.own_key
         stop = most
@@ -304,8 +311,23 @@ def let_go(sim, k, i, num_tokens, is_over):
     """Request i, which has computed these tokens, frees its blocks; if it is not over, it will be back."""
     replica = replica_at(sim.replicas, k)
     cache = cache_at(replica.cache, 0)
-    prefix = prefix_at(sim.prefixes, i)
     num_full = num_tokens // replica.block_size
+    if sim.is_shared or request_at(sim.requests, i).restarts > 0 or not is_over:
+        let_go_of_keyed(sim, k, i, num_full, is_over)
+    else:
+        free_keyless(cache, num_full, cache.newest)
+        replica.used_blocks -= num_full
+    if num_tokens > num_full * replica.block_size:
+        free_keyless(cache, 1, NONE)
+        replica.used_blocks -= 1
+
+
+@kernel
+def let_go_of_keyed(sim, k, i, num_full, is_over):
+    """Request i frees its full blocks, of which some have keys or get one now."""
+    replica = replica_at(sim.replicas, k)
+    cache = cache_at(replica.cache, 0)
+    prefix = prefix_at(sim.prefixes, i)
     num_own = num_full - prefix.num_blocks
     if num_own > 0:
         if prefix.own_key == 0 and not is_over:
@@ -333,9 +355,6 @@ def let_go(sim, k, i, num_tokens, is_over):
         cache.unused_piece = piece
         cache.num_pieces -= 1
         piece = above
-    if num_tokens > num_full * replica.block_size:
-        free_keyless(cache, 1, NONE)
-        replica.used_blocks -= 1
     forget_holding(prefix, is_over)
 
 

@@ -241,9 +241,10 @@ def end_batch(sim, k, slot):
     num_done = sim.num_completed + sim.num_outgrown
     num_tokens = 0
     is_step_of_all = batch.is_lazy and batch.num_decodes == replica.num_decoding
+    sweeps_all = batch.is_lazy and replica.cache != 0 and has_short_answers(sim, k, slot)
     if batch.is_lazy and batch.num_decodes > 0:
         num_tokens = batch.num_decodes
-        step_all(sim, k)
+        step_all(sim, k, sweeps_all)
     if is_step_of_all:
         replica.last_step_at = sim.now
     num_first_tokens = 0
@@ -262,8 +263,7 @@ def end_batch(sim, k, slot):
         if replica.scheduler != VLLM_V1 and is_here(sim, k, i):
             append_running(sim, k, i)
     if replica.scheduler == VLLM_V1:
-        num_swept = num_after_step if replica.cache == 0 else num_done
-        if sim.num_completed + sim.num_outgrown > num_swept:
+        if sim.num_completed + sim.num_outgrown > (num_done if sweeps_all else num_after_step):
             sweep(sim, k)
         elif batch.num_entries > 0:
             find_first_partial(sim, k, replica.first_partial)
@@ -276,8 +276,22 @@ def end_batch(sim, k, slot):
 
 
 @kernel
-def step_all(sim, k):
-    """Every decoding request of the replica got a token."""
+def has_short_answers(sim, k, slot):
+    """Whether a request of a lazy batch ends with its first token. A cache gets blocks in the order of the
+    running list, so that all who end with this batch must then be swept off it together.
+    """
+    batch = batch_at(replica_at(sim.replicas, k).batches, slot)
+    for position in range(batch.num_entries):
+        entry = entry_at(batch.entries, position)
+        request = request_at(sim.requests, entry.request)
+        if request.processed + entry.num_tokens + 1 == request.limit:
+            return True
+    return False
+
+
+@kernel
+def step_all(sim, k, sweeps_all):
+    """Every decoding request of the replica got a token. `sweeps_all`: who ends stays on the running list."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
     fresh = int_list(replica.fresh, sim.max_seqs)
@@ -308,7 +322,9 @@ def step_all(sim, k):
             steps_left = request.limit - request.processed - replica.steps
             if steps_left == 0:
                 finish(sim, k, i)
-                if replica.cache == 0:  # else `sweep` takes it off
+                if not sweeps_all:
+                    if replica.cache != 0:
+                        let_go(sim, k, i, request.limit - 1, True)
                     continue
             else:
                 replica.next_finish = min(replica.next_finish, replica.steps + steps_left)

@@ -71,7 +71,7 @@ def add_prefill(sim, k, slot, i, num_tokens):
     batch.kv_tokens += (processed + 63) // 64 * 64
     batch.pairs += num_tokens * (processed + num_tokens / 2)
     batch.squares += float(num_tokens) * num_tokens
-    if replica.cache != 0:
+    if replica.cache != 0 and sim.is_shared:
         share_blocks(sim, k, i, processed + num_tokens)
 
 

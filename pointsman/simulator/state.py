@@ -41,7 +41,10 @@ SIM = np.dtype(
         ("ask", ASK),  # the request it decides about
         # Tables, by address.
         ("replicas", "i8"),  # [R] REPLICA
-        ("requests", "i8"),  # [num_requests] REQUEST, in order of arrival; later turns of sessions behind all others
+        (
+            "requests",
+            "i8",
+        ),  # [num_requests] REQUEST, in order of arrival; later turns of sessions behind all others
         ("prefixes", "i8"),  # [num_requests] PREFIX; 0: nothing is shared and nothing cached
         ("next_turn", "i8"),  # [num_requests] i4: who follows when a request is finished; 0: nobody ever does
         ("events", "i8"),  # [num_events] EVENT, in order of time
@@ -63,6 +66,7 @@ SIM = np.dtype(
         ("num_requests", "i8"),
         ("num_users", "i8"),  # closed loop; 0 = open
         ("num_later_turns", "i8"),  # requests that arrive because another one was finished
+        ("is_shared", "i4"),  # prompts have prefixes in common
         ("num_own_keys", "i8"),  # given out so far
         ("next_arrival", "i8"),
         ("next_event", "i8"),

@@ -121,12 +121,12 @@ def _with_prefixes(
     )
 
 
-def _draw_sessions(
-    spec: WorkloadSpec, num_requests: int, seeds: _Seeds, base_dir: Path | None
-) -> Sessions:
+def _draw_sessions(spec: WorkloadSpec, num_requests: int, seeds: _Seeds, base_dir: Path | None) -> Sessions:
     assert spec.prefixes is not None
     rng = np.random.default_rng(seeds.prefixes)
-    return draw_sessions_with_prefixes(spec.prefixes, num_requests, lambda num: _added(spec, num, seeds, base_dir), rng)
+    return draw_sessions_with_prefixes(
+        spec.prefixes, num_requests, lambda num: _added(spec, num, seeds, base_dir), rng
+    )
 
 
 class _Seeds:

@@ -1,7 +1,7 @@
 """Which prefixes prompts have in common: drawn for made-up traffic, or found in the block hashes of a trace.
 
-Either way the result are the chains of links of a `Workload`. A link that the same requests have as the one after
-it would tell nothing, and is left out; so is what only one request has.
+Either way the result are the chains of links of a `Workload`. A link that the same requests have as the one
+after it would tell nothing, and is left out; so is what only one request has.
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ def _grow(session: Longs, begin: Longs, own: Longs, output: Longs, limit: int) -
     """Turn and prompt of each request; a request that does not fit any more is a first turn again."""
     turn, prompt = np.zeros_like(own), np.zeros_like(own)
     before, num_before, last = 0, 0, -1
-    for i, (k, added, answered) in enumerate(zip(session.tolist(), own.tolist(), output.tolist(), strict=True)):
+    for i, (k, added, answered) in enumerate(
+        zip(session.tolist(), own.tolist(), output.tolist(), strict=True)
+    ):
         if k != last or before + added + answered > limit:
             before, num_before, last = int(begin[k]), 0, k
         turn[i], prompt[i] = num_before, before + added
@@ -164,7 +166,8 @@ def _in_table_order(
     next_turn = np.full(num_requests, -1, np.int32)
     next_turn[has_next] = row[1:][has_next[:-1]]
 
-    # The links of a session are those of its beginning and one for each answer but the last; turn t has the first
+    # The links of a session are those of its beginning and one for each answer but the last; turn t has the
+    # first
     # of them, as many as it needs.
     num_links = np.bincount(session) - 1 + num_begin
     link_start = np.cumsum(num_links) - num_links
@@ -197,7 +200,8 @@ def _in_table_order(
 
 
 def chains_of_blocks(hashes: Longs, counts: Longs, prompts: Ints, block_tokens: int) -> Chains:
-    """Chains of N requests from the hashes of their blocks: `counts[i]` of them for request i, one after another.
+    """Chains of N requests from the hashes of their blocks: `counts[i]` of them for request i, one after
+    another.
 
     Two prompts are alike as far as their hashes are. The last block may be a part of one.
     """
@@ -207,10 +211,11 @@ def chains_of_blocks(hashes: Longs, counts: Longs, prompts: Ints, block_tokens: 
     depth = np.arange(len(hashes)) - start[owner]
     tokens = np.minimum((depth + 1) * block_tokens, prompts[owner])
     keys = np.zeros(len(hashes), np.int64)
+    at = start[counts > 0]
     for level in range(int(depth.max(initial=-1)) + 1):
-        at = np.flatnonzero(depth == level) if level == 0 else at[counts[owner[at]] > level] + 1
         parent = keys[at - 1] if level else 0
         keys[at] = extend_keys(parent, hashes[at] + _BLOCK)
+        at = at[counts[owner[at]] > level + 1] + 1
     keys = np.where(tokens < (depth + 1) * block_tokens, extend_keys(keys, tokens), keys)
 
     _, inverse, num_sharing = np.unique(keys, return_inverse=True, return_counts=True)

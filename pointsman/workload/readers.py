@@ -8,8 +8,8 @@
 | burstgpt | Timestamp, s        | Request tokens     | Response tokens   |
 | generic  | by name (columns.py) or `columns`; times as times.py recognises them |
 
-Where a file has hashes of the blocks of each prompt (Mooncake's `hash_ids`), requests share prefixes as far as
-those are equal; `block_tokens` says how long a block is.
+Where a file has hashes of the blocks of each prompt (Mooncake's `hash_ids`), requests share prefixes as far
+as those are equal; `block_tokens` says how long a block is.
 
 Times start at 0 unless `start_at_zero` is false, and rows are sorted by them; how a file was understood is
 said (reading.py). Times are parsed exactly: the shortest decimal of a double gives that double.
@@ -65,7 +65,9 @@ def _columns(arrived_at: str, num_prefill_tokens: str, num_decode_tokens: str) -
 _FORMATS = (
     _Format("azure", _columns("TIMESTAMP", "ContextTokens", "GeneratedTokens")),
     _Format("vidur", _columns("arrived_at", "num_prefill_tokens", "num_decode_tokens")),
-    _Format("mooncake", _columns("timestamp", "input_length", "output_length"), time_unit="ms", block_tokens=512),
+    _Format(
+        "mooncake", _columns("timestamp", "input_length", "output_length"), time_unit="ms", block_tokens=512
+    ),
     _Format("burstgpt", _columns("Timestamp", "Request tokens", "Response tokens"), zero_is_failure=True),
 )
 

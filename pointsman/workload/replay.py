@@ -55,7 +55,7 @@ def part_of(trace: Workload, first: float, last: float) -> Workload:
 
 
 def take(trace: Workload, rows: slice | NDArray[np.intp]) -> Workload:
-    """Some of its requests; of sessions whose later turns wait for earlier ones, a slice of whole sessions."""
+    """Some of its requests; where later turns wait for earlier ones, a slice in whole sessions."""
     names = ["arrived_at", "num_prefill_tokens", "num_decode_tokens", "session", "request_id"]
     if trace.is_shared:
         names += ["chain_start", "chain_length", "answer_key"]

@@ -17,7 +17,8 @@ from pointsman.spec import Spec, one_of, parse_spec
 MAX_REQUESTS = 100_000_000
 NamedDistribution = Literal["azure-conv", "azure-code", "mooncake-conv", "long-summarization"]
 FormatName = Literal["auto", "azure", "vidur", "mooncake", "burstgpt", "generic"]
-# Mooncake's conversation trace (kvcache-ai/Mooncake, Apache-2.0): times, lengths and the hashes that two requests share.
+# Mooncake's conversation trace (kvcache-ai/Mooncake, Apache-2.0): times, lengths and the hashes that two
+# requests share.
 ShippedTrace = Literal["mooncake-conversation"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
@@ -104,7 +105,9 @@ class TraceColumns(Spec):
 
 
 class TraceFile(Spec):
-    path: str = Field(min_length=1, description="CSV, JSONL or Parquet file, plain or gzip; or mooncake-conversation")
+    path: str = Field(
+        min_length=1, description="CSV, JSONL or Parquet file, plain or gzip; or mooncake-conversation"
+    )
     format: FormatName = Field("auto", description="auto recognises the columns")
     columns: TraceColumns | None = Field(None, description="column names of a generic file")
     time_unit: TimeUnit | None = Field(None, description="unit of numeric times; default: recognised")
@@ -327,9 +330,13 @@ class WorkloadSpec(Spec):
         for name in ("trace", "sessions", "max_tokens"):
             value = getattr(self, name)
             if value is not None:
-                remedy = f"leave one of them out{'; prefixes has context_tokens' if name == 'max_tokens' else ''}"
+                remedy = (
+                    f"leave one of them out{'; prefixes has context_tokens' if name == 'max_tokens' else ''}"
+                )
                 raise InputError(f"workload.{name}", str(value), "given beside prefixes", remedy)
-        if self.prefixes.turns > 1.0 and (not isinstance(self.arrivals, Rated) or self.duration_s is not None):
+        if self.prefixes.turns > 1.0 and (
+            not isinstance(self.arrivals, Rated) or self.duration_s is not None
+        ):
             problem = "sessions of several turns need a rate of arrivals and a number of requests"
             remedy = "use an open-loop kind of arrivals and workload.requests, or turns: 1"
             raise InputError("workload.prefixes.turns", self.prefixes.turns, problem, remedy)

@@ -21,16 +21,17 @@ def _none(dtype: Any) -> NDArray[Any]:
 class Workload:
     """N requests in the order of their arrival.
 
-    Open loop (`num_users` = 0): request i arrives at `arrived_at[i]`, whatever the cluster does.
-    Closed loop (`num_users` > 0): a free user sends the next request i, `think_s[i]` after its last one
-    finished; the first `num_users` requests start at `think_s[i]` after time 0. `arrived_at` is all zeros.
-    Sessions (`next_turn` is there): request `next_turn[i]` arrives `think_s` of its own after request i finished.
+    Open loop (`num_users` = 0): request i arrives at `arrived_at[i]`, whatever the cluster does. Closed loop
+    (`num_users` > 0): a free user sends the next request i, `think_s[i]` after its last one finished; the
+    first `num_users` requests start at `think_s[i]` after time 0. `arrived_at` is all zeros. Sessions
+    (`next_turn` is there): request `next_turn[i]` arrives `think_s` of its own after request i finished.
     Later turns stand behind all first ones; their `arrived_at` is that of the last of those.
 
-    A prompt is a path in a tree of prefixes. The links of request i are rows `chain_start[i]` to `chain_start[i] +
-    chain_length[i] - 1` of `link_key` and `link_tokens`, shortest prefix first; they cover what others may have in
-    common with it, the rest of the prompt is its own. Where a later request continues its answer, `answer_key` is
-    the key of the link that ends with the answer, which the chain of that request contains.
+    A prompt is a path in a tree of prefixes. The links of request i are rows `chain_start[i]` to
+    `chain_start[i] + chain_length[i] - 1` of `link_key` and `link_tokens`, shortest prefix first; they cover
+    what others may have in common with it, the rest of the prompt is its own. Where a later request continues
+    its answer, `answer_key` is the key of the link that ends with the answer, which the chain of that request
+    contains.
     """
 
     arrived_at: NDArray[np.float64]  # [N] s, non-decreasing
@@ -41,7 +42,9 @@ class Workload:
     num_users: int = 0
     think_s: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # [N] if closed loop, else [0]
     reading: TraceReading | None = None  # of the file that the times are from
-    next_turn: NDArray[np.int32] = field(default_factory=lambda: _none(np.int32))  # [N] row, -1 = none; or [0]
+    next_turn: NDArray[np.int32] = field(
+        default_factory=lambda: _none(np.int32)
+    )  # [N] row, -1 = none; or [0]
     # [N], or [0] if no request shares anything.
     chain_start: NDArray[np.int64] = field(default_factory=lambda: _none(np.int64))
     chain_length: NDArray[np.int32] = field(default_factory=lambda: _none(np.int32))

@@ -1,4 +1,4 @@
-"""Cached prefixes, against brute force: a plain Python simulator that keeps every block and all its tokens."""
+"""Cached prefixes against brute force: a plain Python simulator that keeps every block and its tokens."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ shared_traffic = load_benchmark("shared_traffic")
 
 # Where steps take no time, who of two replicas comes first at an instant is not what is compared here.
 COSTS = EQUAL_COSTS[:5]
+
 
 def draw_scheduler(rng: np.random.Generator, traffic: Any) -> dict[str, Any]:
     """From no room for a second request to room for all."""
@@ -50,7 +51,9 @@ def reference_requests(traffic: Any) -> list[Any]:
 def run_both(
     traffic: Any, scheduler: dict[str, Any], cost: tuple[float, ...], num_replicas: int, num_stages: int
 ) -> tuple[Run, Any, Any]:
-    expected, replicas = reference.simulate(reference_requests(traffic), cost, num_replicas, num_stages=num_stages, **scheduler)
+    expected, replicas = reference.simulate(
+        reference_requests(traffic), cost, num_replicas, num_stages=num_stages, **scheduler
+    )
     settings_ = {"kind": "vllm-v1", "pipeline_stages": num_stages, "prefix_caching": True} | scheduler
     cluster = make_cluster(replicas=num_replicas, scheduler=settings_, cost=cost_of(cost), signals=NO_SCRAPES)
     run = Run(cluster, traffic.workload(), "round-robin", num_logged_batches=expected.num_batches + 1)
@@ -66,7 +69,9 @@ def assert_same(run: Run, expected: Any, replicas: Any) -> None:
         may_hit = queue_of(run, k)
         assert len(may_hit) == len(replica.free_blocks) == ours.num_blocks, "a block is lost"
         # Ours forgets at once what nobody will look for.
-        assert all(block.content is not None for block, may in zip(replica.free_blocks, may_hit, strict=True) if may)
+        assert all(
+            block.content is not None for block, may in zip(replica.free_blocks, may_hit, strict=True) if may
+        )
     assert not run.clusters.broken_guards()
 
 

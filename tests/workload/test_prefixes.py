@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def check(workload: Workload) -> None:
     for i, prompt in enumerate(workload.num_prefill_tokens):
         links = chain(workload, i)
         lengths = [0, *(tokens for _, tokens in links), int(prompt)]
-        assert all(one < two for one, two in zip(lengths[:-2], lengths[1:-1], strict=True))
+        assert all(one < two for one, two in pairwise(lengths[:-1]))
         assert lengths[-2] <= lengths[-1]
         for key, tokens in links:
             assert key != 0
@@ -100,7 +101,9 @@ def test_the_same_seed_gives_the_same_and_other_lengths_keep_what_is_shared() ->
     one, same = (build_workload(synthetic(requests=300, prefixes=CHAT), 3) for _ in range(2))
     for name in ("num_prefill_tokens", "link_key", "link_tokens", "think_s", "next_turn"):
         np.testing.assert_array_equal(getattr(one, name), getattr(same, name))
-    assert not np.array_equal(one.link_key, build_workload(synthetic(requests=300, prefixes=CHAT), 4).link_key)
+    assert not np.array_equal(
+        one.link_key, build_workload(synthetic(requests=300, prefixes=CHAT), 4).link_key
+    )
 
 
 def test_capacity_is_found_for_whole_prompts() -> None:
@@ -160,7 +163,12 @@ def test_links_are_where_prompts_part(tmp_path: Path) -> None:
     workload = read_trace(file)
     check(workload)
     chains = [chain(workload, i) for i in range(6)]
-    assert [[tokens for _, tokens in links] for links in chains] == [[512, 1536]] * 2 + [[512, 600], [], [512, 600], []]
+    assert [[tokens for _, tokens in links] for links in chains] == [[512, 1536]] * 2 + [
+        [512, 600],
+        [],
+        [512, 600],
+        [],
+    ]
     assert chains[0] == chains[1]
     assert chains[2] == chains[4]
     assert chains[0][0] == chains[2][0]
@@ -207,4 +215,6 @@ def test_the_trace_in_the_package_shares_what_mooncakes_own_does() -> None:
         np.testing.assert_array_equal(getattr(shipped, name), getattr(original, name))
     _, ours = np.unique(shipped.link_key, return_inverse=True)
     _, theirs = np.unique(original.link_key, return_inverse=True)
-    assert len(np.unique(ours)) == len(np.unique(theirs)) == len(np.unique(np.stack((ours, theirs), 1), axis=0))
+    assert (
+        len(np.unique(ours)) == len(np.unique(theirs)) == len(np.unique(np.stack((ours, theirs), 1), axis=0))
+    )
