@@ -8,8 +8,7 @@ with their length.
 
 As in vLLM:
 - A block gets its key when it is scheduled to be filled. Equal blocks may exist more than once, if two
-  requests
-  compute them at the same time; who looks for one gets the one that was there first.
+  requests compute them at the same time; who looks for one gets the one that was there first.
 - Freed blocks with a key join the end of the queue, the deepest first; those without go to its front. New
   blocks are taken from its front, and lose their key.
 - The last token of a prompt is computed in any case.

@@ -41,10 +41,8 @@ SIM = np.dtype(
         ("ask", ASK),  # the request it decides about
         # Tables, by address.
         ("replicas", "i8"),  # [R] REPLICA
-        (
-            "requests",
-            "i8",
-        ),  # [num_requests] REQUEST, in order of arrival; later turns of sessions behind all others
+        # [num_requests] REQUEST, in order of arrival; later turns of sessions stand behind all others.
+        ("requests", "i8"),
         ("prefixes", "i8"),  # [num_requests] PREFIX; 0: nothing is shared and nothing cached
         ("next_turn", "i8"),  # [num_requests] i4: who follows when a request is finished; 0: nobody ever does
         ("events", "i8"),  # [num_events] EVENT, in order of time
