@@ -226,7 +226,7 @@ _CHAT = {"systems": {"count": 20, "tokens": 400, "cv": 0.5}, "turns": 4.6, "thin
 _ONE_PROMPT = {"systems": {"count": 1, "tokens": 2548}}
 _AGENTS = {
     "systems": {"count": 8, "tokens": 3000, "cv": 0.5},
-    "turns": 12.0,
+    "turns": 8.0,
     "think_s": 3.0,
     "context_tokens": 32_768,
 }
@@ -318,7 +318,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         (
             "agents",
-            "tool loops of 12 steps, 3 s apart, 8 kinds of agents on 16 replicas, 2.0",
+            "tool loops of 8 steps, 3 s apart, 8 kinds of agents on 16 replicas, 2.0",
             _shared(2.0, _AGENTS, _lognormal(600, 180), 3 * NUM_REQUESTS, replicas=16),
         ),
         (
