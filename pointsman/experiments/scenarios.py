@@ -225,7 +225,7 @@ _DAYS = {"kind": "diurnal", "period_s": 600.0, "amplitude": 0.5}
 _CHAT = {"systems": {"count": 20, "tokens": 400, "cv": 0.5}, "turns": 4.6, "think_s": 20.0}
 _ONE_PROMPT = {"systems": {"count": 1, "tokens": 2548}}
 _AGENTS = {
-    "systems": {"count": 8, "tokens": 3000, "cv": 0.5},
+    "systems": {"count": 8, "tokens": 3000, "cv": 0.2},
     "turns": 8.0,
     "think_s": 3.0,
     "context_tokens": 32_768,
