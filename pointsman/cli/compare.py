@@ -165,7 +165,8 @@ def headline_table(comparison: Comparison, is_narrow: bool) -> Table:
             colour = COLOURS[cell.direction]
             text = compact(cell.change, is_narrow) or "baseline"
             cells.append(f"{value}\n[{colour}]{text}[/{colour}]")
-        table.add_row(f"{row.label}\n[dim]{row.good_share} within SLO[/dim]", *cells)
+        shares = f"{row.good_share} within SLO" + (f", {row.hit_share} cached" if row.hit_share else "")
+        table.add_row(f"{row.label}\n[dim]{shares}[/dim]", *cells)
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from contextlib import ExitStack
@@ -29,6 +30,7 @@ LATENCY_NAMES = {
     "queueing": "queueing",
 }
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+NUM_HIT_WINDOWS = 60
 
 
 def simulate(
@@ -116,8 +118,17 @@ def _as_json(prepared: Prepared, outcome: Outcome, wall_s: float) -> dict[str, A
         "trace": asdict(reading) if (reading := prepared.workload.reading) else None,
         "metrics": outcome.metrics,
         "replicas": _replica_figures(prepared, outcome),
+        **(_hits(outcome) if "hit_share" in outcome.metrics else {}),
         "timings": {"wall_s": wall_s, "requests_per_wall_s": len(outcome.requests) / wall_s},
     }
+
+
+def _hits(outcome: Outcome) -> dict[str, Any]:
+    from pointsman.experiments.metrics import hits_over_time
+
+    window_s, shares = hits_over_time(outcome.requests, len(outcome.replicas), NUM_HIT_WINDOWS)
+    rows = [[None if math.isnan(share) else share for share in row] for row in shares.tolist()]
+    return {"hits_over_time": {"window_s": window_s, "hit_share": rows}}
 
 
 def _replica_figures(prepared: Prepared, outcome: Outcome) -> list[dict[str, Any]]:
@@ -130,6 +141,7 @@ def _replica_figures(prepared: Prepared, outcome: Outcome) -> list[dict[str, Any
             "share": float(replica["num_sent"] / num_sent),
             "busy_share": float(replica["busy_s"] / duration_s),
             "kv_use_mean": float(replica["kv_area"] / replica["num_blocks"] / duration_s),
+            "hit_share": float(replica["hit_tokens"] / max(1, replica["prompt_tokens"])),
         }
         for index, (name, replica) in enumerate(zip(_replica_names(prepared), outcome.replicas, strict=True))
     ]
@@ -159,6 +171,8 @@ def _print_summary(prepared: Prepared, outcome: Outcome, wall_s: float) -> None:
         "KV memory",
         f"{percent(metrics['kv_use_mean'])} used on average, {metrics['preemptions']:,.0f} preemptions",
     )
+    if "hit_share" in metrics:
+        line("prefixes", _cached(prepared, outcome))
     line(
         "router",
         f"{config.policy.label}: held {percent(metrics['held_share'])} of the requests, "
@@ -180,6 +194,14 @@ def _latency_table(metrics: dict[str, float]) -> Table:
     for key, name in LATENCY_NAMES.items():
         table.add_row(name, *(number(metrics[f"{key}_{statistic}_s"]) for statistic in STATISTICS))
     return table
+
+
+def _cached(prepared: Prepared, outcome: Outcome) -> str:
+    from pointsman.report.tables import percent
+
+    shares = [figures["hit_share"] for figures in _replica_figures(prepared, outcome)]
+    text = f"{percent(outcome.metrics['hit_share'])} of the prompt tokens were cached, "
+    return f"{text}{percent(min(shares))} to {percent(max(shares))} by replica"
 
 
 def _balance(prepared: Prepared, outcome: Outcome) -> str:

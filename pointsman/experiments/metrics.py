@@ -7,6 +7,7 @@ Times are seconds and end in `_s`. Every request of the workload counts; a run i
 - `tbt`: time between two tokens of a stream, per token, from a histogram with bins 1 to 1.6 % wide; stalls of
   preempted requests count.
 - `slo_excess`: seconds by which the first token came after its limit, and the stream ended after its own.
+- `hit_share`: share of the prompt tokens that were cached where they went; only where prompts share prefixes.
 - `ttft_square`: TTFT squared, what the age of waiting requests adds up to (objective.py).
 """
 
@@ -65,6 +66,8 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     metrics |= _tbt_summary(clusters.tbt_histograms[i])
     replicas = clusters.replicas[i]
     shares = replicas["num_sent"] / max(1, replicas["num_sent"].sum())
+    if sim.prefixes != 0:
+        metrics["hit_share"] = float(replicas["hit_tokens"].sum() / max(1, replicas["prompt_tokens"].sum()))
     return metrics | {
         "imbalance_cv": float(sim.imbalance_area / sim.busy_span) if sim.busy_span > 0 else 0.0,
         "share_min": float(shares.min()),
@@ -78,6 +81,23 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
         "batches": float(sim.num_batches),
         "decisions": float(sim.num_decisions),
     }
+
+
+def hits_over_time(requests: Any, num_replicas: int, num_windows: int) -> tuple[float, Floats]:
+    """Length of a window in s, and [R, num_windows] of the prompt tokens scheduled in it the share cached.
+
+    NaN where a replica began to serve nobody. By where a request was finished, if it was sent twice.
+    """
+    requests = requests[requests["completed_at"] >= 0]
+    begun_s = requests["scheduled_at"]
+    window_s = max(float(begun_s.max()) / num_windows, 1e-12)
+    window = np.minimum((begun_s / window_s).astype(int), num_windows - 1)
+    at = requests["replica"] * num_windows + window
+    hit, asked = (
+        np.bincount(at, requests[name], num_replicas * num_windows) for name in ("hit_tokens", "num_prefill")
+    )
+    shares = np.divide(hit, asked, out=np.full(len(hit), np.nan), where=asked > 0)
+    return window_s, shares.reshape(num_replicas, num_windows)
 
 
 def measure_requests(requests: Any, slo: SloSpec, ended_at: float | None = None) -> dict[str, float]:

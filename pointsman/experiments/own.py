@@ -200,13 +200,7 @@ def window(trace: Workload, num_requests: int, load: float, rng: np.random.Gener
     gaps_s[0] = float(trace.arrived_at[-1]) / max(count - 1, 1)  # from the last to the first again
     arrived_at = np.cumsum(gaps_s[rows]) / load
     what = rows[shuffled_places(num_requests, rng)]
-    return Workload(
-        arrived_at - arrived_at[0],
-        trace.num_prefill_tokens[what],
-        trace.num_decode_tokens[what],
-        trace.session[what],
-        trace.request_id[what],
-    )
+    return replace(take(trace, what), arrived_at=arrived_at - arrived_at[0], reading=None)
 
 
 def shuffled_places(count: int, rng: np.random.Generator) -> NDArray[np.intp]:

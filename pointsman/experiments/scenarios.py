@@ -185,6 +185,24 @@ def _random_hardware(seed: int, fewest: int = 4, most: int = 8, requests: int = 
     return _fixed(_traffic(0.85, requests=requests), replicas=groups)(seed)
 
 
+def _shared(load: float, prefixes: Data, lengths: Any, requests: int = NUM_REQUESTS, **cluster: Any) -> Any:
+    """Load 1 is what the replicas could sustain if nothing were cached."""
+    return _fixed(_traffic(load, lengths, requests) | {"prefixes": prefixes}, **cluster)
+
+
+def _mooncake(seed: int) -> Data:
+    """A sixth of the trace: from the last 40 % of it for report seeds, from before that for all others."""
+    rng = np.random.default_rng([seed, 0x300C])
+    begin = rng.uniform(0.6, 0.83) if seed in REPORT_SEEDS else rng.uniform(0.0, 0.43)
+    trace = {"path": "mooncake-conversation", "begin": round(begin, 4), "load": 1.1}
+    return _fixed({"trace": trace, "requests": 2000}, model="Llama-3.1-8B", replicas=8)(seed)
+
+
+def _lognormal(prompt: float, output: float, cv: float = 1.0) -> Data:
+    lengths = {"prompt_mean": prompt, "prompt_cv": cv, "output_mean": output, "output_cv": cv}
+    return {"kind": "lognormal"} | lengths
+
+
 def _events(*events: tuple[float, str, float]) -> list[Data]:
     """(share of the run, kind, factor). Replica 1: ties to the lowest id would single out replica 0."""
     return [{"at_s": share, "kind": kind, "replica": 1, "factor": factor} for share, kind, factor in events]
@@ -202,6 +220,20 @@ _FAILURE = _events((1 / 3, "fail", 1.0), (2 / 3, "recover", 1.0))
 _BURSTS = {"kind": "mmpp", "burst_factor": 3.0, "burst_s": 10.0, "calm_s": 30.0}
 # Two days of ten minutes, from a third of the capacity to nearly all of it.
 _DAYS = {"kind": "diurnal", "period_s": 600.0, "amplitude": 0.5}
+
+# Where the figures are from: docs/prefix-caching.md.
+_CHAT = {"systems": {"count": 20, "tokens": 400, "cv": 0.5}, "turns": 4.6, "think_s": 20.0}
+_ONE_PROMPT = {"systems": {"count": 1, "tokens": 2548}}
+_AGENTS = {
+    "systems": {"count": 8, "tokens": 3000, "cv": 0.2},
+    "turns": 8.0,
+    "think_s": 3.0,
+    "context_tokens": 32_768,
+}
+_RAG = {
+    "systems": {"count": 4, "tokens": 500},
+    "documents": {"count": 1000, "tokens": 1000, "cv": 0.5, "zipf": 1.07, "per_request": 3},
+}
 
 SCENARIOS: Mapping[str, Scenario] = {
     name: Scenario(name, what, data)
@@ -274,6 +306,31 @@ SCENARIOS: Mapping[str, Scenario] = {
             "one of 4 replicas dies at a third of the run and is back at two thirds, 0.7",
             _fixed(_traffic(0.7), events=_FAILURE),
         ),
+        (
+            "multi-turn",
+            "chats of 4.6 turns on 8 replicas, each with all that was said before, 1.2",
+            _shared(1.2, _CHAT, _lognormal(150, 350), 2 * NUM_REQUESTS, replicas=8),
+        ),
+        (
+            "shared-system-prompt",
+            "one system prompt of 2,548 tokens, questions of 7,252, answers of 430, 0.9",
+            _shared(0.9, _ONE_PROMPT, _lognormal(7252, 430, 0.3)),
+        ),
+        (
+            "agents",
+            "tool loops of 8 steps, 3 s apart, 8 kinds of agents on 16 replicas, 2.0",
+            _shared(2.0, _AGENTS, _lognormal(600, 180), 3 * NUM_REQUESTS, replicas=16),
+        ),
+        (
+            "rag",
+            "questions about 3 of 1,000 documents, 3 % of which make up 60 %, 1.0",
+            _shared(1.0, _RAG, _lognormal(100, 200), replicas=4),
+        ),
+        (
+            "mooncake",
+            "a sixth of Mooncake's conversation trace, Llama-3.1-8B on 8 replicas, 1.1",
+            _mooncake,
+        ),
     )
 }
 
@@ -309,7 +366,10 @@ UNSEEN: Mapping[str, Scenario] = {
     )
 }
 
+PREFIXES = ("multi-turn", "shared-system-prompt", "agents", "rag", "mooncake")
+
 SUITES: Mapping[str, tuple[str, ...]] = {
-    "all": tuple(SCENARIOS),
+    "all": tuple(name for name in SCENARIOS if name not in PREFIXES),
+    "prefixes": PREFIXES,
     "generalisation": ("wide-16", "wide-64", "straggler", "failure", *UNSEEN),
 }

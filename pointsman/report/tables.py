@@ -21,11 +21,12 @@ HEADERS = {
     "good_share": "within SLO",
     "imbalance_cv": "imbalance CV",
     "kv_use_mean": "KV use",
+    "hit_share": "prompt cached",
     "preemptions": "preemptions",
     "held_share": "held",
 }
 MORE = tuple(name for name in HEADERS if name not in (*HEADLINES, COST, "good_share"))
-_IN_PERCENT = ("good_share", "kv_use_mean", "held_share")
+_IN_PERCENT = ("good_share", "kv_use_mean", "hit_share", "held_share")
 
 ORACLE_MARK = "†"
 ORACLE_NOTE = (
@@ -48,6 +49,7 @@ class Row:
     label: str
     is_baseline: bool
     good_share: str
+    hit_share: str  # of the prompt tokens; empty where prompts share no prefixes
     cells: tuple[TableCell, ...]  # one for each headline of the comparison
 
 
@@ -66,6 +68,9 @@ def headline_rows(comparison: Comparison) -> list[Row]:
             label=label(comparison, name),
             is_baseline=name == comparison.baseline,
             good_share=percent(comparison.mean(name, "good_share")),
+            hit_share=percent(comparison.mean(name, "hit_share"))
+            if "hit_share" in comparison.metrics[name]
+            else "",
             cells=tuple(_cell(comparison, name, metric, best[metric]) for metric in comparison.headlines),
         )
         for name in comparison.names

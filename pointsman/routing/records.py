@@ -86,9 +86,21 @@ ASK = np.dtype(
         ("max_tokens", "i8"),  # of output, by its client; UNKNOWN
         ("seen_tokens", "i8"),  # prompt and output it had reached where it was tried before
         ("session", "i8"),
+        ("links", "i8"),  # [num_links] LINK: the prefixes of its prompt that others may share, shortest first
+        ("num_links", "i8"),
+        ("answer_key", "i8"),  # of the prefix that prompt and answer will make; 0: nobody continues it
         # Filled by `prepare`.
         ("expected_output", "f8"),  # by the router's estimate
         ("needs_tokens", "f8"),  # of KV memory that a replica must have to take it
+    ],
+    align=True,
+)
+
+# A prefix of a prompt: everything from its beginning up to some token.
+LINK = np.dtype(
+    [
+        ("key", "i8"),  # tells it from all other prefixes, also of other lengths; never 0
+        ("tokens", "i8"),  # its length
     ],
     align=True,
 )
@@ -131,4 +143,5 @@ MEMORY = np.dtype(
 router_at = row_accessor(ROUTER)
 account_at = row_accessor(ACCOUNT)
 ticket_at = row_accessor(TICKET)
+link_at = row_accessor(LINK)
 policy_at = row_accessor(POLICY)

@@ -14,6 +14,7 @@ from pointsman.routing.policy import fill_memory
 from pointsman.routing.records import (
     ACCOUNT,
     INITIAL_OUTPUT_ESTIMATE,
+    LINK,
     NEVER,
     NOBODY,
     NUM_LENGTH_CLASSES,
@@ -33,10 +34,12 @@ from pointsman.simulator.cost import CostTables
 from pointsman.simulator.events import SCRAPE, USER_ARRIVAL, encode
 from pointsman.simulator.plan import ReplicaPlan, check_workload
 from pointsman.simulator.replica import FAR
-from pointsman.simulator.spec import ClusterEvent, ClusterSpec, VllmV1Scheduler
+from pointsman.simulator.spec import AnyScheduler, ClusterEvent, ClusterSpec, VllmV1Scheduler
 from pointsman.simulator.state import (
     BATCH,
     BATCH_LOG,
+    BUCKET,
+    CACHE,
     COST,
     DRAIN,
     ENTRY,
@@ -47,13 +50,16 @@ from pointsman.simulator.state import (
     JOIN,
     NUM_TBT_BINS,
     ORCA,
+    PIECE,
     POWER,
+    PREFIX,
     REPLICA,
     REQUEST,
     SARATHI,
     SIM,
     SLOW,
     STAGE,
+    STRETCH,
     VLLM,
     VLLM_V1,
 )
@@ -67,6 +73,7 @@ COST_ARRAYS = ("coefficients", "token_s", "sequence_s", "decode_s", "prefill_s",
 EVENT_KINDS = {"slow": SLOW, "fail": FAIL, "recover": JOIN, "join": JOIN, "drain": DRAIN}
 
 NO_LIMIT_S = 1e9
+PIECES_PER_SEQUENCE = 64  # far more than ever seen; one more would end a hit early
 
 
 class Clusters:
@@ -99,8 +106,13 @@ class Clusters:
             self._fill_cluster(sim, spec, some, workload, seed, num_logged_batches)
             self._fill_router(sim.router, spec, some, len(workload))
             self._fill_requests(sim, workload)
+            are_caching = [_is_caching(plan.scheduler, workload) for plan in some]
+            if workload.is_shared or any(are_caching):
+                self._fill_prefixes(sim, workload)
             for k, plan in enumerate(some):
                 self._fill_replica(sim, k, plan, cost_index[id(plan.costs)])
+                if are_caching[k]:
+                    self._fill_cache(self.replicas[-1][k], plan)
             self._fill_events(sim, spec.events)
             _plan_first_events(sim, self._new(sim, "heap", _heap_size(some, workload), FUTURE), workload)
 
@@ -140,6 +152,10 @@ class Clusters:
         sim.max_seqs = max(plan.max_held_seqs for plan in plans)
         sim.num_requests = len(workload)
         sim.num_users = workload.num_users
+        sim.num_later_turns = workload.num_later_turns
+        sim.is_shared = workload.is_shared
+        if len(workload.next_turn):
+            sim.next_turn = self.sims.hold(np.ascontiguousarray(workload.next_turn))
         sim.queue_head = sim.queue_tail = sim.held_request = NOBODY
         sim.hold_timer_s = spec.hold.timer_s
         sim.scrape_interval_s = spec.signals.scrape_interval_s
@@ -220,6 +236,8 @@ class Clusters:
     def _fill_requests(self, sim: Any, workload: Workload) -> None:
         table = self._new(sim, "requests", len(workload), REQUEST)
         table["arrived_at"] = workload.think_s if workload.num_users > 0 else workload.arrived_at
+        if (num_later := workload.num_later_turns) > 0:
+            table["arrived_at"][-num_later:] = workload.think_s[-num_later:]
         table["num_prefill"] = workload.num_prefill_tokens
         table["num_decode"] = workload.num_decode_tokens
         table["prefill"] = workload.num_prefill_tokens
@@ -228,6 +246,25 @@ class Clusters:
             table[column] = NEVER
         table["replica"] = NOBODY
         self.requests.append(table)
+
+    def _fill_prefixes(self, sim: Any, workload: Workload) -> None:
+        table = self._new(sim, "prefixes", len(workload), PREFIX)
+        if workload.is_shared:
+            links = np.zeros(len(workload.link_key), LINK)
+            links["key"], links["tokens"] = workload.link_key, workload.link_tokens
+            table["links"] = self.sims.hold(links) + workload.chain_start * LINK.itemsize
+            table["num_links"] = workload.chain_length
+            table["answer_key"] = table["own_key"] = workload.answer_key
+
+    def _fill_cache(self, replica: Any, plan: ReplicaPlan) -> None:
+        (cache,) = self._new(replica, "cache", 1, CACHE)
+        cache.num_buckets = 1 << max(4, (plan.num_blocks // 4).bit_length())
+        cache.max_pieces = PIECES_PER_SEQUENCE * plan.max_held_seqs
+        self._new(cache, "buckets", int(cache.num_buckets), BUCKET)
+        self._new(cache, "pieces", int(cache.max_pieces) + 1, PIECE)
+        stretches = self._new(cache, "stretches", plan.num_blocks + 2, STRETCH)
+        stretches[1].stop = plan.num_blocks  # all blocks are free and have no key
+        cache.oldest = cache.newest = cache.last_stretch = 1
 
     def _fill_events(self, sim: Any, events: Sequence[ClusterEvent]) -> None:
         sim.num_events = len(events)
@@ -244,6 +281,12 @@ class Clusters:
                 self.signals[-1][ACCEPTING, event.replica] = 0.0
                 sim.router.num_accepting -= 1
             seen.add(event.replica)
+
+
+def _is_caching(scheduler: AnyScheduler, workload: Workload) -> bool:
+    if not isinstance(scheduler, VllmV1Scheduler):
+        return False
+    return workload.is_shared if scheduler.prefix_caching is None else scheduler.prefix_caching
 
 
 def _power_record(limit: PowerLimit | None) -> Array:
@@ -264,8 +307,9 @@ def _fill_weights(signals: Array, plans: Sequence[ReplicaPlan]) -> None:
 
 
 def _heap_size(plans: Sequence[ReplicaPlan], workload: Workload) -> int:
-    """An end for each stage, a wake-up for each replica, an arrival for each user, a timer, two scrapes."""
-    return sum(plan.scheduler.pipeline_stages + 1 for plan in plans) + workload.num_users + 3
+    """An end a stage, a wake-up a replica, an arrival a user or later turn, a timer, two scrapes."""
+    num_users = workload.num_users + workload.num_later_turns
+    return sum(plan.scheduler.pipeline_stages + 1 for plan in plans) + num_users + 3
 
 
 def _plan_first_events(sim: Any, heap: Array, workload: Workload) -> None:

@@ -23,6 +23,7 @@ from pointsman.simulator.events import (
 )
 from pointsman.simulator.gauges import update_gauges
 from pointsman.simulator.measures import integrate_load, measure_arrival, measure_outstanding
+from pointsman.simulator.prefixes import forget_holding, lose_cache
 from pointsman.simulator.queue import give_back, pop_queue, push_queue, wake_router
 from pointsman.simulator.replica import FAR
 from pointsman.simulator.sequences import integrate_kv, pop_waiting, push_waiting
@@ -34,6 +35,7 @@ from pointsman.simulator.state import (
     VLLM_V1,
     batch_at,
     entry_at,
+    prefix_at,
     replica_at,
     request_at,
     stage_at,
@@ -58,6 +60,11 @@ def fill_ask(sim):
     ask.max_tokens = UNKNOWN
     ask.seen_tokens = request.seen
     ask.session = request.session
+    if sim.prefixes != 0:
+        prefix = prefix_at(sim.prefixes, sim.queue_head)
+        ask.links = prefix.links
+        ask.num_links = prefix.num_links
+        ask.answer_key = prefix.answer_key
     prepare(sim.router, ask)
 
 
@@ -177,6 +184,8 @@ def fail(sim, k):
     replica.is_alive = 0
     for position in range(replica.num_running):
         give_back(sim, k, running[position])
+        if replica.cache != 0:
+            forget_holding(prefix_at(sim.prefixes, running[position]), True)
     while replica.num_waiting > 0:
         give_back(sim, k, pop_waiting(sim, k))
     for slot in range(replica.num_stages):
@@ -197,6 +206,8 @@ def fail(sim, k):
     measure_outstanding(sim, k, outstanding)
     integrate_kv(sim, k)
     replica.used_blocks = 0
+    if replica.cache != 0:
+        lose_cache(sim, k)
     replica.num_holding = 0
     replica.num_running = 0
     replica.num_decoding = 0

@@ -77,11 +77,17 @@ def advance(sim):
 
 
 @kernel
+def has_arrivals(sim):
+    """Whether the table holds requests that are still to arrive at a time that is known in advance."""
+    return sim.num_users == 0 and sim.next_arrival < sim.num_requests - sim.num_later_turns
+
+
+@kernel
 def next_event(sim):
     """Handle the next event; the status says whether there was one, and whether it is time for it."""
     heap_time = future_at(sim.heap, 0).time if sim.heap_size > 0 else float("inf")
     arrival_time = float("inf")
-    if sim.num_users == 0 and sim.next_arrival < sim.num_requests:
+    if has_arrivals(sim):
         arrival_time = request_at(sim.requests, sim.next_arrival).arrived_at
     planned_time = float("inf")
     if sim.next_event < sim.num_events:
@@ -158,9 +164,8 @@ def handle_first(sim):
 @kernel
 def is_anything_coming(sim):
     """Whether scrapes can show anything new; else a run with a stuck request would never end."""
-    has_arrivals = sim.num_users == 0 and sim.next_arrival < sim.num_requests
     has_events = sim.num_live > 0 or sim.ring_size > 0 or sim.next_event < sim.num_events
-    return has_arrivals or has_events or sim.is_timer_planned
+    return has_arrivals(sim) or has_events or sim.is_timer_planned
 
 
 @kernel
@@ -178,7 +183,7 @@ def last_quiet_scrape(sim):
     until = sim.stop_at
     if sim.heap_size > 0:
         until = min(until, future_at(sim.heap, 0).time)
-    if sim.num_users == 0 and sim.next_arrival < sim.num_requests:
+    if has_arrivals(sim):
         until = min(until, request_at(sim.requests, sim.next_arrival).arrived_at)
     if sim.next_event < sim.num_events:
         until = min(until, event_at(sim.events, sim.next_event).at)

@@ -35,6 +35,7 @@ from pointsman.simulator.events import (
 from pointsman.simulator.gauges import update_gauges
 from pointsman.simulator.measures import measure_finish, measure_first_token, measure_outstanding
 from pointsman.simulator.power import limited_time
+from pointsman.simulator.prefixes import let_go
 from pointsman.simulator.queue import give_back, wake_router
 from pointsman.simulator.schedulers import form_batch, num_sequences
 from pointsman.simulator.sequences import (
@@ -240,9 +241,10 @@ def end_batch(sim, k, slot):
     num_done = sim.num_completed + sim.num_outgrown
     num_tokens = 0
     is_step_of_all = batch.is_lazy and batch.num_decodes == replica.num_decoding
+    sweeps_all = batch.is_lazy and replica.cache != 0 and has_short_answers(sim, k, slot)
     if batch.is_lazy and batch.num_decodes > 0:
         num_tokens = batch.num_decodes
-        step_all(sim, k)
+        step_all(sim, k, sweeps_all)
     if is_step_of_all:
         replica.last_step_at = sim.now
     num_first_tokens = 0
@@ -261,7 +263,7 @@ def end_batch(sim, k, slot):
         if replica.scheduler != VLLM_V1 and is_here(sim, k, i):
             append_running(sim, k, i)
     if replica.scheduler == VLLM_V1:
-        if sim.num_completed + sim.num_outgrown > num_after_step:
+        if sim.num_completed + sim.num_outgrown > (num_done if sweeps_all else num_after_step):
             sweep(sim, k)
         elif batch.num_entries > 0:
             find_first_partial(sim, k, replica.first_partial)
@@ -274,8 +276,22 @@ def end_batch(sim, k, slot):
 
 
 @kernel
-def step_all(sim, k):
-    """Every decoding request of the replica got a token."""
+def has_short_answers(sim, k, slot):
+    """Whether a request of a lazy batch ends with its first token. A cache gets blocks in the order of the
+    running list, so that all who end with this batch must then be swept off it together.
+    """
+    batch = batch_at(replica_at(sim.replicas, k).batches, slot)
+    for position in range(batch.num_entries):
+        entry = entry_at(batch.entries, position)
+        request = request_at(sim.requests, entry.request)
+        if request.processed + entry.num_tokens + 1 == request.limit:
+            return True
+    return False
+
+
+@kernel
+def step_all(sim, k, sweeps_all):
+    """Every decoding request of the replica got a token. `sweeps_all`: who ends stays on the running list."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
     fresh = int_list(replica.fresh, sim.max_seqs)
@@ -306,8 +322,12 @@ def step_all(sim, k):
             steps_left = request.limit - request.processed - replica.steps
             if steps_left == 0:
                 finish(sim, k, i)
-                continue
-            replica.next_finish = min(replica.next_finish, replica.steps + steps_left)
+                if not sweeps_all:
+                    if replica.cache != 0:
+                        let_go(sim, k, i, request.limit - 1, True)
+                    continue
+            else:
+                replica.next_finish = min(replica.next_finish, replica.steps + steps_left)
         running[kept] = i
         kept += 1
     replica.num_running = kept
@@ -359,7 +379,7 @@ def prefill_step(sim, k, i, num_tokens, is_step_of_all):
 
 @kernel
 def sweep(sim, k):
-    """Take what finished off the running list, order kept."""
+    """Take what finished off the running list, order kept; a cache gets the blocks in that order."""
     replica = replica_at(sim.replicas, k)
     running = int_list(replica.running, sim.max_seqs)
     kept = 0
@@ -368,6 +388,8 @@ def sweep(sim, k):
         if is_here(sim, k, i):
             running[kept] = i
             kept += 1
+        elif replica.cache != 0:
+            let_go(sim, k, i, request_at(sim.requests, i).limit - 1, True)
     replica.num_running = kept
     find_first_partial(sim, k, 0)
 
@@ -382,7 +404,7 @@ def finish(sim, k, i):
         stop_decoding(sim, k, i)
     if replica.scheduler == ORCA:
         replica.used_blocks -= replica.blocks_per_seq
-    else:
+    elif replica.cache == 0:
         replica.used_blocks -= blocks_for(request.limit - 1, replica.block_size)
     replica.num_holding -= 1
     outstanding = signals_of(sim.router)[OUTSTANDING, k]
@@ -409,6 +431,12 @@ def finish(sim, k, i):
         pause = request_at(sim.requests, follower).arrived_at
         push_later(sim, sim.now + pause, encode(USER_ARRIVAL, follower, 0, 0))
         sim.num_live += 1
+    if sim.num_later_turns > 0:
+        follower = int_list(sim.next_turn, sim.num_requests)[i]
+        if follower != NOBODY:
+            pause = request_at(sim.requests, follower).arrived_at
+            push_later(sim, sim.now + pause, encode(USER_ARRIVAL, follower, 0, 0))
+            sim.num_live += 1
 
 
 @kernel

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import int_list
+from pointsman.simulator.prefixes import match, share_blocks, take_blocks
 from pointsman.simulator.sequences import (
     append_running,
     blocks_for,
@@ -21,7 +22,16 @@ from pointsman.simulator.sequences import (
     pop_waiting,
     sort_by_arrival,
 )
-from pointsman.simulator.state import ORCA, SARATHI, VLLM, batch_at, entry_at, replica_at, request_at
+from pointsman.simulator.state import (
+    ORCA,
+    SARATHI,
+    VLLM,
+    batch_at,
+    cache_at,
+    entry_at,
+    replica_at,
+    request_at,
+)
 
 
 @kernel
@@ -61,6 +71,8 @@ def add_prefill(sim, k, slot, i, num_tokens):
     batch.kv_tokens += (processed + 63) // 64 * 64
     batch.pairs += num_tokens * (processed + num_tokens / 2)
     batch.squares += float(num_tokens) * num_tokens
+    if replica.cache != 0 and sim.is_shared:
+        share_blocks(sim, k, i, processed + num_tokens)
 
 
 @kernel
@@ -78,7 +90,7 @@ def add_decode(sim, k, slot, i):
 def add_all_decodes(sim, k, slot, num_new_blocks):
     replica = replica_at(sim.replicas, k)
     batch = batch_at(replica.batches, slot)
-    replica.used_blocks += num_new_blocks
+    take_blocks(sim, k, num_new_blocks)
     batch.num_decodes = replica.num_decoding
     batch.context_tokens = replica.sum_processed + replica.num_decoding * replica.steps
 
@@ -91,9 +103,8 @@ def num_sequences(batch):
 @kernel
 def admit(sim, k, num_blocks):
     """Take the head of the queue and give it memory."""
-    replica = replica_at(sim.replicas, k)
-    replica.used_blocks += num_blocks
-    replica.num_holding += 1
+    take_blocks(sim, k, num_blocks)
+    replica_at(sim.replicas, k).num_holding += 1
     return pop_waiting(sim, k)
 
 
@@ -351,15 +362,42 @@ def form_vllm_v1(sim, k, slot):
             break
         watermark = replica.watermark_blocks if replica.num_running > 0 else 0
         # The whole prompt must fit, though only the first chunk is allocated.
-        full = blocks_for(request.prefill, replica.block_size)
+        full = blocks_for(request.prefill, replica.block_size) - num_cached_blocks(sim, k)
         if full + watermark > replica.num_blocks - replica.used_blocks:
             break
+        num_hit_blocks = use_cache(sim, k)
         chunk = chunk_of(request, limit, budget)
         budget -= chunk
-        i = admit(sim, k, blocks_for(chunk, replica.block_size))
+        i = admit(sim, k, blocks_for(request.processed + chunk, replica.block_size) - num_hit_blocks)
         append_running(sim, k, i)
         add_prefill(sim, k, slot, i, chunk)
         request_at(sim.requests, i).is_in_flight = 1
+
+
+@kernel
+def num_cached_blocks(sim, k):
+    """Blocks of the head of the queue that need not be free: they are cached, and somebody holds them."""
+    replica = replica_at(sim.replicas, k)
+    if replica.cache == 0:
+        return 0
+    num_hit_blocks = match(sim, k, replica.waiting_head, False)
+    return num_hit_blocks - cache_at(replica.cache, 0).idle_hits
+
+
+@kernel
+def use_cache(sim, k):
+    """The head of the queue takes what is cached of its prompt; -> how many blocks."""
+    replica = replica_at(sim.replicas, k)
+    if replica.cache == 0:
+        return 0
+    request = request_at(sim.requests, replica.waiting_head)
+    num_hit_blocks = match(sim, k, replica.waiting_head, True)
+    request.processed = num_hit_blocks * replica.block_size
+    if request.scheduled_at < 0.0:
+        request.hit_tokens = request.processed
+        replica.hit_tokens += request.processed
+        replica.prompt_tokens += request.num_prefill
+    return num_hit_blocks
 
 
 @kernel
@@ -440,7 +478,7 @@ def run_exactly_v1(sim, k, slot, limit):
                 replica.num_running -= 1
         if last <= position:  # it was the latest itself
             break
-        replica.used_blocks += num_new_blocks
+        take_blocks(sim, k, num_new_blocks)
         if request.is_decoding:
             add_decode(sim, k, slot, i)
         else:

@@ -14,6 +14,7 @@ from pointsman.compiled.memory import int_list, long_list
 from pointsman.routing.booking import forget_tokens, signals_of
 from pointsman.routing.records import NOBODY, ticket_at
 from pointsman.routing.signals import QUEUE_LENGTH
+from pointsman.simulator.prefixes import let_go
 from pointsman.simulator.state import (
     NUM_TBT_BINS,
     ORCA,
@@ -201,7 +202,10 @@ def evict(sim, k, i):
     replica = replica_at(sim.replicas, k)
     request = request_at(sim.requests, i)
     integrate_kv(sim, k)
-    replica.used_blocks -= held_blocks(sim, k, i)
+    if replica.cache != 0:
+        let_go(sim, k, i, num_processed(sim, k, i) - request.is_decoding, False)
+    else:
+        replica.used_blocks -= held_blocks(sim, k, i)
     replica.num_holding -= 1
     request.last_token_at = last_token_at(sim, k, i)
     forget_fresh(sim, k, i)

@@ -27,6 +27,9 @@ class VllmV1Scheduler(Spec):
     num_blocks: PositiveInt | None = Field(default=None, description="KV blocks; absent = from memory")
     watermark: float = Field(default=0.0, ge=0, lt=1, description="share of blocks admission leaves free")
     pipeline_stages: PositiveInt = Field(default=1, le=64, description="pipeline parallelism")
+    prefix_caching: bool | None = Field(
+        default=None, description="keep computed prefixes for later requests; absent = if prompts share any"
+    )
     async_scheduling: bool | None = Field(
         default=None, description="the next step is planned while one runs; absent = as measured, else off"
     )

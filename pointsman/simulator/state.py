@@ -41,7 +41,10 @@ SIM = np.dtype(
         ("ask", ASK),  # the request it decides about
         # Tables, by address.
         ("replicas", "i8"),  # [R] REPLICA
-        ("requests", "i8"),  # [num_requests] REQUEST, in order of arrival
+        # [num_requests] REQUEST, in order of arrival; later turns of sessions stand behind all others.
+        ("requests", "i8"),
+        ("prefixes", "i8"),  # [num_requests] PREFIX; 0: nothing is shared and nothing cached
+        ("next_turn", "i8"),  # [num_requests] i4: who follows when a request is finished; 0: nobody ever does
         ("events", "i8"),  # [num_events] EVENT, in order of time
         ("costs", "i8"),  # COST, shared by all clusters
         ("heap", "i8"),  # FUTURE
@@ -60,6 +63,9 @@ SIM = np.dtype(
         ("status", "i4"),
         ("num_requests", "i8"),
         ("num_users", "i8"),  # closed loop; 0 = open
+        ("num_later_turns", "i8"),  # requests that arrive because another one was finished
+        ("is_shared", "i4"),  # prompts have prefixes in common
+        ("num_own_keys", "i8"),  # given out so far
         ("next_arrival", "i8"),
         ("next_event", "i8"),
         ("num_completed", "i8"),
@@ -128,6 +134,7 @@ REPLICA = np.dtype(
         ("phase_count", "i8"),  # [B] i4: decoding requests by (processed - 1) mod B
         ("batches", "i8"),  # [G] BATCH
         ("stages", "i8"),  # [G] STAGE
+        ("cache", "i8"),  # CACHE; 0: prefixes are not cached
         ("scheduler", "i4"),
         ("num_stages", "i4"),
         ("block_size", "i4"),
@@ -176,6 +183,8 @@ REPLICA = np.dtype(
         ("kv_area", "f8"),
         ("busy_s", "f8"),
         ("num_sent", "i8"),
+        ("prompt_tokens", "i8"),  # of the requests it began to serve
+        ("hit_tokens", "i8"),  # how many of these were cached
         # What the server's own gauges say; they move when a step ends.
         ("gauge_running", "f8"),
         ("gauge_waiting", "f8"),
@@ -203,6 +212,7 @@ REQUEST = np.dtype(
         ("next", "i4"),
         ("limit", "i4"),  # prompt and output at which its replica is done with it, or gives it up
         ("seen", "i4"),  # prompt and output for which a replica was too small
+        ("hit_tokens", "i4"),  # of its prompt, cached when it was scheduled for the first time
         ("is_decoding", "i1"),
         ("is_in_flight", "i1"),
         ("is_fresh", "i1"),  # its last token did not come with a step of all decoding requests
@@ -239,6 +249,66 @@ STAGE = np.dtype(
     ],
     align=True,
 )
+
+# The prefixes of a request's prompt, and which blocks it holds; see prefixes.py.
+PREFIX = np.dtype(
+    [
+        ("links", "i8"),  # [num_links] LINK: what it may share with others
+        ("answer_key", "i8"),  # of the prefix that prompt and answer make; 0: nobody continues it
+        ("own_key", "i8"),  # of the blocks behind the last link; 0: nobody will look for them
+        ("num_links", "i4"),
+        ("next_link", "i4"),  # the first with blocks that are not in `num_blocks`
+        ("piece", "i4"),  # PIECE: the deepest blocks it holds that have a key
+        ("num_blocks", "i4"),  # that it holds and that have a key
+    ],
+    align=True,
+)
+
+# What a replica has cached.
+CACHE = np.dtype(
+    [
+        ("stretches", "i8"),  # [num_blocks + 2] STRETCH; none has number 0
+        ("pieces", "i8"),  # [max_pieces + 1] PIECE; none has number 0
+        ("buckets", "i8"),  # [num_buckets] BUCKET: the stretches by key
+        ("num_buckets", "i8"),  # a power of two
+        ("max_pieces", "i4"),
+        ("num_pieces", "i4"),  # in use
+        ("unused_stretch", "i4"),  # dropped ones, linked by `newer`; 0: none
+        ("unused_piece", "i4"),  # dropped ones, linked by `above`
+        ("last_stretch", "i4"),  # the highest number ever used
+        ("last_piece", "i4"),
+        ("oldest", "i4"),  # free stretches, linked by `older` and `newer`
+        ("newest", "i4"),
+        ("idle_hits", "i4"),  # blocks of the last match that nobody holds
+    ],
+    align=True,
+)
+
+STRETCH = np.dtype(
+    [
+        ("key", "i8"),  # of the link that these blocks end in; 0: blocks without a key, which are free
+        ("start", "i4"),  # the first block, counted from the beginning of the prompt
+        ("stop", "i4"),  # behind the last
+        ("num_holders", "i4"),  # requests; 0: free
+        ("previous", "i4"),  # the stretch with the blocks before it, in the hands of who computed both
+        ("older", "i4"),  # in the queue of free stretches
+        ("newer", "i4"),
+        ("before", "i4"),  # in its bucket, in the order in which they were cached
+        ("after", "i4"),
+    ],
+    align=True,
+)
+
+PIECE = np.dtype(
+    [
+        ("stretch", "i4"),  # the deepest one; the others follow by `previous`
+        ("start", "i4"),  # the first block
+        ("above", "i4"),  # PIECE with the blocks before those
+    ],
+    align=True,
+)
+
+BUCKET = np.dtype([("first", "i4"), ("last", "i4")], align=True)
 
 FUTURE = np.dtype([("time", "f8"), ("seq", "i8"), ("what", "i8")], align=True)
 
@@ -301,6 +371,11 @@ request_at = row_accessor(REQUEST)
 batch_at = row_accessor(BATCH)
 entry_at = row_accessor(ENTRY)
 stage_at = row_accessor(STAGE)
+prefix_at = row_accessor(PREFIX)
+cache_at = row_accessor(CACHE)
+stretch_at = row_accessor(STRETCH)
+piece_at = row_accessor(PIECE)
+bucket_at = row_accessor(BUCKET)
 event_at = row_accessor(EVENT)
 future_at = row_accessor(FUTURE)
 instant_at = row_accessor(INSTANT)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.random import SeedSequence
@@ -16,6 +18,8 @@ from numpy.typing import NDArray
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.workload.arrivals import ArrivalSeeds, arrival_times, think_times
 from pointsman.workload.lengths import draw_lengths
+from pointsman.workload.prefixes import Sessions, without_long_links
+from pointsman.workload.prefixes import draw_sessions as draw_sessions_with_prefixes
 from pointsman.workload.replay import replay
 from pointsman.workload.sessions import draw_sessions
 from pointsman.workload.spec import (
@@ -46,9 +50,13 @@ def build_workload(
         workload = _replayed(spec, spec.trace, capacity_rps, base_dir)
         if spec.max_tokens is not None:
             clip_tokens(workload.num_prefill_tokens, workload.num_decode_tokens, spec.max_tokens)
+            if workload.is_shared:
+                workload = replace(workload, chain_length=without_long_links(workload))
         _check_times("workload.trace", workload.arrived_at)
         return workload
     seeds = _Seeds(seed)
+    if spec.prefixes is not None:
+        return _with_prefixes(spec, capacity_rps, base_dir, seeds)
     times, think_s = _times(spec, capacity_rps, base_dir, seeds)
     _check_times("workload.arrivals", np.concatenate((times, think_s)))
     num_requests = len(times)
@@ -81,9 +89,48 @@ def _check_times(where: str, times_s: NDArray[np.float64]) -> None:
         raise InputError(where, f"{last_s:.3g} s", "a request arrives after more than 300 years", remedy)
 
 
+def _with_prefixes(
+    spec: WorkloadSpec, capacity_rps: Capacity | None, base_dir: Path | None, seeds: _Seeds
+) -> Workload:
+    """Sessions arrive, and bring their requests. Without sessions every request is one."""
+    assert spec.prefixes is not None
+    if spec.prefixes.turns > 1.0:
+        sessions = _draw_sessions(spec, spec.requests or DEFAULT_NUM_REQUESTS, seeds, base_dir)
+        num_requests, num_sessions = len(sessions.session), sessions.num_sessions
+        assert isinstance(spec.arrivals, Rated)
+        rate_rps = _rate_rps(spec.arrivals, spec.arrivals.peak_share, True, capacity_rps)
+        rate_rps *= num_sessions / num_requests
+        times = arrival_times(spec.arrivals, rate_rps, num_sessions, None, seeds.arrivals)
+        times = np.concatenate((times, np.full(num_requests - num_sessions, times[-1])))
+        users: dict[str, Any] = {"think_s": sessions.think_s, "next_turn": sessions.next_turn}
+    else:
+        times, think_s = _times(spec, capacity_rps, base_dir, seeds)
+        sessions = _draw_sessions(spec, len(times), seeds, base_dir)
+        users = {"num_users": spec.arrivals.users if isinstance(spec.arrivals, ClosedArrivals) else 0}
+        users["think_s"] = think_s
+    _check_times("workload.arrivals", times)
+    return Workload(
+        arrived_at=times,
+        num_prefill_tokens=sessions.num_prefill_tokens,
+        num_decode_tokens=sessions.num_decode_tokens,
+        session=sessions.session,
+        request_id=np.arange(len(times)),
+        **users,
+        **vars(sessions.chains),
+    )
+
+
+def _draw_sessions(spec: WorkloadSpec, num_requests: int, seeds: _Seeds, base_dir: Path | None) -> Sessions:
+    assert spec.prefixes is not None
+    rng = np.random.default_rng(seeds.prefixes)
+    return draw_sessions_with_prefixes(
+        spec.prefixes, num_requests, lambda num: _added(spec, num, seeds, base_dir), rng
+    )
+
+
 class _Seeds:
     def __init__(self, seed: int) -> None:
-        gaps, states, self.lengths, self.sessions = SeedSequence(seed).spawn(4)
+        gaps, states, self.lengths, self.sessions, self.prefixes = SeedSequence(seed).spawn(5)
         self.arrivals = ArrivalSeeds(gaps, states)
 
 
@@ -148,6 +195,17 @@ def _rate_rps(
 def _lengths(
     spec: WorkloadSpec, num_requests: int, seeds: _Seeds, base_dir: Path | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    if spec.prefixes is None:
+        return _added(spec, num_requests, seeds, base_dir)
+    sessions = _draw_sessions(spec, num_requests, seeds, base_dir)
+    return sessions.num_prefill_tokens, sessions.num_decode_tokens
+
+
+def _added(
+    spec: WorkloadSpec, num_requests: int, seeds: _Seeds, base_dir: Path | None
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Lengths [N] of prompts, without what they may share with others, and of outputs."""
+
     def read(file: TraceFile) -> Workload:
         from pointsman.workload.readers import read_trace
 

@@ -38,6 +38,7 @@ REQUEST_NAMES: Mapping[str, Names] = {
         *("tokens_completion", "osl"),
     ),
     "session": ("session_id", "session", "conversation_id", "chat_id", "thread_id"),
+    "block_hashes": ("hash_ids", "block_hashes", "block_hash_ids", "prefix_hashes"),
 }
 _MAX_SHOWN = 20
 _UNIT_OF_SUFFIX: Mapping[str, TimeUnit] = {

@@ -8,6 +8,9 @@
 | burstgpt | Timestamp, s        | Request tokens     | Response tokens   |
 | generic  | by name (columns.py) or `columns`; times as times.py recognises them |
 
+Where a file has hashes of the blocks of each prompt (Mooncake's `hash_ids`), requests share prefixes as far
+as those are equal; `block_tokens` says how long a block is.
+
 Times start at 0 unless `start_at_zero` is false, and rows are sorted by them; how a file was understood is
 said (reading.py). Times are parsed exactly: the shortest decimal of a double gives that double.
 
@@ -20,7 +23,9 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import polars as pl
@@ -29,9 +34,10 @@ from numpy.typing import NDArray
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.workload.columns import REQUEST_NAMES, choose_columns, unit_of
 from pointsman.workload.files import RawTable, TraceSource, open_source
+from pointsman.workload.prefixes import Chains, chains_of_blocks
 from pointsman.workload.reading import TraceReading
 from pointsman.workload.replay import take
-from pointsman.workload.spec import TimeUnit, TraceColumns, TraceFile
+from pointsman.workload.spec import ShippedTrace, TimeUnit, TraceColumns, TraceFile
 from pointsman.workload.times import FIX_ROW, Times, read_numbers, read_times
 from pointsman.workload.workload import NO_SESSION, Workload
 
@@ -47,6 +53,7 @@ class _Format:
     columns: TraceColumns
     time_unit: TimeUnit = "s"
     zero_is_failure: bool = False
+    block_tokens: int | None = None  # of block hashes
 
 
 def _columns(arrived_at: str, num_prefill_tokens: str, num_decode_tokens: str) -> TraceColumns:
@@ -58,7 +65,9 @@ def _columns(arrived_at: str, num_prefill_tokens: str, num_decode_tokens: str) -
 _FORMATS = (
     _Format("azure", _columns("TIMESTAMP", "ContextTokens", "GeneratedTokens")),
     _Format("vidur", _columns("arrived_at", "num_prefill_tokens", "num_decode_tokens")),
-    _Format("mooncake", _columns("timestamp", "input_length", "output_length"), time_unit="ms"),
+    _Format(
+        "mooncake", _columns("timestamp", "input_length", "output_length"), time_unit="ms", block_tokens=512
+    ),
     _Format("burstgpt", _columns("Timestamp", "Request tokens", "Response tokens"), zero_is_failure=True),
 )
 
@@ -70,10 +79,10 @@ def read_trace(
 
     `needs_times=False` reads a file of lengths alone; `lifts_zeros` keeps lengths of 0, to be clipped later.
     """
-    source = open_source((base_dir or Path()) / Path(file.path).expanduser())
+    source = open_source(_path(file.path, base_dir))
     form = _choose_format(source, file, needs_times)
     required = (_TIMES if needs_times else {}) | _LENGTHS
-    names = {field: REQUEST_NAMES[field] for field in [*required, "session"]}
+    names = {field: REQUEST_NAMES[field] for field in [*required, "session", "block_hashes"]}
     columns = choose_columns(source, form.columns.model_dump(), names, required)
     table = source.load(list(dict.fromkeys(columns.values())))
 
@@ -87,9 +96,18 @@ def read_trace(
         session=_sessions(table, columns.get("session")),
         request_id=np.arange(num_rows),
     )
+    if "block_hashes" in columns:
+        block_tokens = file.block_tokens or form.block_tokens
+        trace = replace(trace, **vars(_chains(table, columns["block_hashes"], trace, block_tokens)))
     if form.zero_is_failure:
         trace = _without_failures(trace, source.path)
     return _in_order(trace, file, columns, times) if times else trace
+
+
+def _path(name: str, base_dir: Path | None) -> Path:
+    if name in get_args(ShippedTrace):
+        return Path(str(resources.files("pointsman.workload").joinpath("data", f"{name}.parquet")))
+    return (base_dir or Path()) / Path(name).expanduser()
 
 
 def _choose_format(source: TraceSource, file: TraceFile, needs_times: bool) -> _Format:
@@ -153,6 +171,23 @@ def _sessions(table: RawTable, column: str | None) -> NDArray[np.int32]:
         names = names.replace("", None)
     dense = names.rank("dense").cast(pl.Int64) - 1
     return dense.fill_null(NO_SESSION).to_numpy().astype(np.int32)
+
+
+def _chains(table: RawTable, column: str, trace: Workload, block_tokens: int | None) -> Chains:
+    """From lists, or from text with commas, spaces or brackets between the hashes."""
+    if block_tokens is None:
+        remedy = "set block_tokens to the length of a block that was hashed"
+        raise InputError("workload.trace.block_tokens", None, f"needed for the column {column}", remedy)
+    values = table.frame[column]
+    if values.dtype == pl.String:
+        values = values.fill_null("").str.extract_all(r"[^\s,;\[\]\"']+")
+    elif not isinstance(values.dtype, pl.List):
+        table.reject(column, values.is_not_null(), "not a list of block hashes", FIX_ROW)
+    counts = values.list.len().fill_null(0).cast(pl.Int64)
+    most = -(-trace.num_prefill_tokens.astype(np.int64) // block_tokens)
+    table.reject(column, counts > pl.Series(most), "more blocks than the prompt has", FIX_ROW)
+    hashes = values.filter(counts > 0).explode().rank("dense").cast(pl.Int64).to_numpy()
+    return chains_of_blocks(hashes, counts.to_numpy(), trace.num_prefill_tokens, block_tokens)
 
 
 def _without_failures(trace: Workload, path: Path) -> Workload:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.errors import InputError
+from pointsman.workload.prefixes import extend_keys
 from pointsman.workload.spec import MAX_REQUESTS, TraceReplay
 from pointsman.workload.workload import Workload
 
@@ -22,6 +24,8 @@ def replay(
 ) -> Workload:
     """The requests of `trace` as `spec` wants them; `rate_rps` is None where its own times are kept."""
     num_rows = int(trace.request_id.max()) + 1
+    if spec.begin > 0.0:
+        trace = part_of(trace, spec.begin, 1.0)
     if num_requests is not None:
         trace = take(trace, slice(num_requests))
     if rate_rps is not None:
@@ -51,14 +55,29 @@ def part_of(trace: Workload, first: float, last: float) -> Workload:
 
 
 def take(trace: Workload, rows: slice | NDArray[np.intp]) -> Workload:
-    return Workload(
-        trace.arrived_at[rows],
-        trace.num_prefill_tokens[rows],
-        trace.num_decode_tokens[rows],
-        trace.session[rows],
-        trace.request_id[rows],
-        reading=trace.reading,
-    )
+    """Some of its requests; where later turns wait for earlier ones, a slice in whole sessions."""
+    names = ["arrived_at", "num_prefill_tokens", "num_decode_tokens", "session", "request_id"]
+    if trace.is_shared:
+        names += ["chain_start", "chain_length", "answer_key"]
+    if len(trace.next_turn):
+        assert isinstance(rows, slice)
+        return _take_sessions(trace, names, rows)
+    return replace(trace, **{name: getattr(trace, name)[rows] for name in names})
+
+
+def _take_sessions(trace: Workload, names: list[str], rows: slice) -> Workload:
+    """The sessions whose requests all fall into the slice, if requests are counted session by session."""
+    start, stop, _ = rows.indices(len(trace))
+    end = np.cumsum(np.bincount(trace.session))
+    is_taken = ((end <= stop) & (np.diff(end, prepend=0) <= end - start))[trace.session]
+    row = np.cumsum(is_taken) - 1
+    taken = {name: getattr(trace, name)[is_taken] for name in (*names, "think_s")}
+    taken["session"] = taken["session"] - taken["session"].min(initial=0)
+    next_turn = trace.next_turn[is_taken]
+    taken["next_turn"] = np.where(next_turn >= 0, row[next_turn], -1).astype(np.int32)
+    first_turns = len(next_turn) - np.count_nonzero(next_turn >= 0)
+    taken["arrived_at"][first_turns:] = taken["arrived_at"][first_turns - 1]
+    return replace(trace, **taken)
 
 
 def _own_rate_rps(trace: Workload, spec: TraceReplay) -> float:
@@ -101,6 +120,17 @@ def _repeat(trace: Workload, num_passes: int, num_rows: int) -> Workload:
     session = np.tile(trace.session, num_passes)
     num_sessions = int(trace.session.max()) + 1
     session += np.where(session >= 0, pass_of * num_sessions, 0).astype(np.int32)
+    shared: dict[str, Any] = {}
+    if trace.is_shared:  # each pass is about something else
+        num_links = len(trace.link_key)
+        link_pass = np.repeat(np.arange(num_passes), num_links)
+        shared = {
+            "chain_start": np.tile(trace.chain_start, num_passes) + pass_of * num_links,
+            "chain_length": np.tile(trace.chain_length, num_passes),
+            "answer_key": np.tile(trace.answer_key, num_passes),
+            "link_key": extend_keys(np.tile(trace.link_key, num_passes), link_pass),
+            "link_tokens": np.tile(trace.link_tokens, num_passes),
+        }
     return Workload(
         np.tile(trace.arrived_at, num_passes) + pass_of * _period_s(trace),
         np.tile(trace.num_prefill_tokens, num_passes),
@@ -108,4 +138,5 @@ def _repeat(trace: Workload, num_passes: int, num_rows: int) -> Workload:
         session,
         np.tile(trace.request_id, num_passes) + pass_of * num_rows,
         reading=trace.reading,
+        **shared,
     )

@@ -17,6 +17,9 @@ from pointsman.spec import Spec, one_of, parse_spec
 MAX_REQUESTS = 100_000_000
 NamedDistribution = Literal["azure-conv", "azure-code", "mooncake-conv", "long-summarization"]
 FormatName = Literal["auto", "azure", "vidur", "mooncake", "burstgpt", "generic"]
+# Mooncake's conversation trace (kvcache-ai/Mooncake, Apache-2.0): times, lengths and the hashes that two
+# requests share.
+ShippedTrace = Literal["mooncake-conversation"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
 
@@ -98,13 +101,19 @@ class TraceColumns(Spec):
     num_prefill_tokens: str | None = Field(None, description="column of prompt lengths, tokens")
     num_decode_tokens: str | None = Field(None, description="column of output lengths, tokens")
     session: str | None = Field(None, description="column of session names")
+    block_hashes: str | None = Field(None, description="column of the hashes of the prompt's blocks")
 
 
 class TraceFile(Spec):
-    path: str = Field(min_length=1, description="CSV, JSONL or Parquet file, plain or gzip")
+    path: str = Field(
+        min_length=1, description="CSV, JSONL or Parquet file, plain or gzip; or mooncake-conversation"
+    )
     format: FormatName = Field("auto", description="auto recognises the columns")
     columns: TraceColumns | None = Field(None, description="column names of a generic file")
     time_unit: TimeUnit | None = Field(None, description="unit of numeric times; default: recognised")
+    block_tokens: int | None = Field(
+        None, ge=1, le=1_000_000, description="tokens a block of block hashes; default: 512 for Mooncake"
+    )
     start_at_zero: bool = Field(
         True, description="shift times so that the first is 0 s; false keeps numbers as they are"
     )
@@ -130,6 +139,7 @@ class TraceReplay(TraceFile):
         le=MAX_REQUESTS,
         description="passes over the trace; 0 = as many as requests or duration_s need",
     )
+    begin: float = Field(0.0, ge=0, lt=1, description="share of its requests to leave out at the beginning")
     part: tuple[float, float] = Field(
         (0.0, 1.0), description="from and to which share of its requests: [0.8, 1] is the last fifth"
     )
@@ -243,6 +253,45 @@ def _trace(value: Any) -> Any:
     return parse_spec(TraceReplay, data, "workload.trace") if isinstance(data, Mapping) else data
 
 
+class SharedTexts(Spec):
+    """Texts that stand at the beginning of many prompts; a few of them of most."""
+
+    count: int = Field(ge=1, le=1_000_000, description="how many there are")
+    tokens: float = Field(ge=1, le=10_000_000, description="their mean length, tokens")
+    cv: float = Field(0.0, ge=0, le=100, description="standard deviation over mean of their lengths")
+    zipf: float = Field(1.0, ge=0, description="popularity: the k-th has weight k^-zipf; 0 = all alike")
+
+
+class Documents(SharedTexts):
+    per_request: int = Field(1, ge=1, le=64, description="documents a prompt, each another one, in any order")
+
+
+class PrefixesSpec(Spec):
+    """What made-up prompts have in common: system prompt, documents, and what was said before, in this order.
+
+    `lengths` is then about what a request adds to that, and about its output.
+    """
+
+    systems: SharedTexts | None = Field(None, description="system prompts, agents or few-shot templates")
+    documents: Documents | None = Field(None, description="documents that a session is about")
+    turns: float = Field(
+        1.0, ge=1, description="mean requests a session (geometric); each contains what came before it"
+    )
+    think_s: float = Field(
+        10.0, ge=0, description="mean time from an answer to the session's next request, s (exponential)"
+    )
+    context_tokens: int = Field(
+        16_384, ge=2, le=10_000_000, description="prompt and output at most; a session that outgrows it ends"
+    )
+
+    @model_validator(mode="after")
+    def _shares_something(self) -> Self:
+        if self.systems is None and self.documents is None and self.turns == 1.0:
+            remedy = "give systems, documents or turns above 1, or leave prefixes out"
+            raise InputError("workload.prefixes", {}, "nothing is shared", remedy)
+        return self
+
+
 class WorkloadSpec(Spec):
     """Requests to serve: a trace, or arrivals and lengths."""
 
@@ -269,6 +318,29 @@ class WorkloadSpec(Spec):
     session_gap_s: float = Field(
         30.0, gt=0, description="mean time between two requests of a session, s; needs sessions"
     )
+
+    prefixes: PrefixesSpec | None = Field(
+        None, description="what prompts of a synthetic workload share; default nothing"
+    )
+
+    @model_validator(mode="after")
+    def _prefixes_fit(self) -> Self:
+        if self.prefixes is None:
+            return self
+        for name in ("trace", "sessions", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None:
+                remedy = (
+                    f"leave one of them out{'; prefixes has context_tokens' if name == 'max_tokens' else ''}"
+                )
+                raise InputError(f"workload.{name}", str(value), "given beside prefixes", remedy)
+        if self.prefixes.turns > 1.0 and (
+            not isinstance(self.arrivals, Rated) or self.duration_s is not None
+        ):
+            problem = "sessions of several turns need a rate of arrivals and a number of requests"
+            remedy = "use an open-loop kind of arrivals and workload.requests, or turns: 1"
+            raise InputError("workload.prefixes.turns", self.prefixes.turns, problem, remedy)
+        return self
 
     @model_validator(mode="after")
     def _trace_or_synthetic(self) -> Self:

@@ -8,9 +8,11 @@ import pytest
 from pointsman.config import Config
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.experiments.capacity import capacity_rps
+from pointsman.experiments.metrics import hits_over_time
 from pointsman.experiments.scenarios import (
     DEFAULT,
     LONGEST_CHAT_TOKENS,
+    PREFIXES,
     REPORT_SEEDS,
     SCENARIOS,
     SELECTION_SEEDS,
@@ -53,7 +55,7 @@ def load(config: Config) -> float:
 
 
 def test_all_are_there() -> None:
-    assert list(SCENARIOS) == NAMES
+    assert list(SCENARIOS) == [*NAMES, *PREFIXES]
     assert all(name == one.name and one.what for name, one in SCENARIOS.items())
 
 
@@ -62,7 +64,7 @@ def test_seeds_for_selection_and_report_never_mix() -> None:
     assert REPORT_SEEDS[0] == 1000
 
 
-@pytest.mark.parametrize("name", [*NAMES, *UNSEEN])
+@pytest.mark.parametrize("name", [*NAMES, *PREFIXES, *UNSEEN])
 def test_runs_to_the_end(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PointsmanWarning)  # overload
@@ -73,7 +75,7 @@ def test_runs_to_the_end(name: str) -> None:
     assert np.all(outcome.requests["completed_at"] > outcome.requests["arrived_at"])
 
 
-@pytest.mark.parametrize("name", [*NAMES, *UNSEEN])
+@pytest.mark.parametrize("name", [*NAMES, *PREFIXES, *UNSEEN])
 def test_a_seed_gives_one_configuration(name: str) -> None:
     one = find_scenario(name)
     assert one.config(3) == one.config(3)
@@ -163,7 +165,7 @@ def test_suites() -> None:
     assert {one.config(0).cluster.num_replicas for one in generalisation} >= {16, 64}
     assert set(SUITES["generalisation"]) > set(UNSEEN)
     assert not set(UNSEEN) & set(SCENARIOS)
-    with pytest.raises(InputError, match="known: all, generalisation"):
+    with pytest.raises(InputError, match="known: all, prefixes, generalisation"):
         find_suite("al")
 
 
@@ -177,3 +179,38 @@ def test_wide_hardware_is_drawn_for_each_seed() -> None:
 def test_unknown_name() -> None:
     with pytest.raises(InputError, match="did you mean 'diurnal'"):
         find_scenario("diurnl")
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_prompts_share_prefixes_and_replicas_find_them(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PointsmanWarning)
+        prepared = prepare(find_scenario(name).config(7, ["workload.requests=600"]))
+    assert prepared.workload.is_shared
+    (outcome,) = simulate([prepared])
+    assert outcome.metrics["hit_share"] > 0.05
+    assert find_scenario(name).config(3).cluster.num_replicas in (4, 8, 16)
+
+
+def test_mooncake_is_reported_on_what_nothing_was_tuned_on() -> None:
+    one = find_scenario("mooncake")
+    begins = [one.config(seed).workload.trace.begin for seed in (*range(50), 10**9)]  # type: ignore[union-attr]
+    reported = [one.config(seed).workload.trace.begin for seed in range(1000, 1050)]  # type: ignore[union-attr]
+    assert max(begins) + 2000 / 12_031 < 0.6 <= min(reported)
+    assert max(reported) + 2000 / 12_031 < 1.0
+
+
+def test_hits_by_replica_over_time_add_up() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PointsmanWarning)
+        prepared = prepare(find_scenario("multi-turn").config(7, ["workload.requests=600"]))
+    (outcome,) = simulate([prepared])
+    requests = outcome.requests
+    window_s, shares = hits_over_time(requests, 8, 5)
+    assert shares.shape == (8, 5)
+    assert window_s == pytest.approx(requests["scheduled_at"].max() / 5)
+    here = (requests["replica"] == 3) & (requests["scheduled_at"] < window_s)
+    assert shares[3, 0] == requests["hit_tokens"][here].sum() / requests["num_prefill"][here].sum()
+    whole = requests["hit_tokens"].sum() / requests["num_prefill"].sum()
+    assert hits_over_time(requests, 8, 1)[1].min() <= whole <= hits_over_time(requests, 8, 1)[1].max()
+    assert whole == pytest.approx(outcome.metrics["hit_share"])
