@@ -84,6 +84,9 @@ class Exchange:
         self._id_line = b"x-request-id: %b\r\n" % request_id.encode()
         self.model = facts.model
         self.prompt_tokens = proxy.books.prompt_length(facts.prompt_tokens)
+        self.prompt_text = facts.text
+        hash_prompt = proxy.hash_prompt
+        self.links = hash_prompt(facts.text, self.prompt_tokens, *facts.marks) if hash_prompt else b""
         self.session_name = facts.session
         self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NOBODY
         self.max_tokens = facts.max_tokens
@@ -101,7 +104,7 @@ class Exchange:
         self._moved_at = now = monotonic()
         if self.request.head.wish.is_explained:  # before the request is booked
             self._explanation = json.dumps(proxy.decisions.explain(), default=str).encode()
-        self._ticket = proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams)
+        self._ticket = proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
         replica.num_outstanding += 1
         replica.num_sent += 1
         if replica.pool.idle:
@@ -208,9 +211,9 @@ class Exchange:
         assert replica is not None
         now = monotonic()
         self._connection = None
-        prompt_tokens, output_tokens = read_usage(tail)
+        prompt_tokens, output_tokens, cached_tokens = read_usage(tail)
         if status < 400:
-            proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens)
+            proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens, cached_tokens)
         else:
             proxy.books.failed(self._ticket, now)
         proxy.registry.released(replica, has_succeeded=status not in RETRIED_STATUSES)
@@ -333,7 +336,7 @@ class Exchange:
         if replica is None:
             return
         self._was_hedged = True
-        ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams)
+        ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
         replica.num_outstanding += 1
         replica.num_sent += 1
         self.hedge = Hedge(self._proxy, self, replica, ticket)

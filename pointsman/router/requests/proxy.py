@@ -34,6 +34,7 @@ from pointsman.router.telemetry.exposition import Exposition
 from pointsman.router.telemetry.metrics import NO_REPLICA, Metrics
 from pointsman.router.telemetry.recording import Recorder
 from pointsman.routing.books import Books
+from pointsman.routing.hashing import PromptHasher
 
 _METRICS = b"/metrics"
 _OPEN_PATHS = (b"/health", _METRICS)  # no key needed
@@ -93,6 +94,8 @@ class Proxy:
         if settings.reliability.asks_for_load:
             self._dropped |= {b"endpoint-load-metrics-format"}
             self._added += b"endpoint-load-metrics-format: TEXT\r\n"
+        has_index = settings.prefix_index_mib > 0
+        self.hash_prompt = PromptHasher().of_text if has_index else None
         self._id_prefix = secrets.token_hex(4)
         self._ids = count(1)
         self._local: dict[bytes, Callable[[], Answer]] = {
@@ -204,7 +207,9 @@ class Proxy:
                     metrics.tokens[replica, "prompt"] += prompt_tokens
                     metrics.tokens[replica, "output"] += output_tokens
                 if recorder is not None:
-                    recorder.add(arrived_at, prompt_tokens, output_tokens, exchange.session_name, outcome)
+                    session = exchange.session_name
+                    text = exchange.prompt_text
+                    recorder.add(arrived_at, prompt_tokens, output_tokens, session, outcome, text)
             lines.append(
                 RequestLine(
                     at,

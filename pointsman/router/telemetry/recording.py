@@ -1,7 +1,9 @@
 """Anonymised traffic, as JSON lines that `simulate`, `compare` and `train` read back as a trace.
 
-Arrival, lengths, a hash of the session that means nothing outside this file, and the outcome. A request that
-brought no output is written with 1 token, the least a trace can hold; `outcome` tells it apart.
+Arrival, lengths, the outcome, and hashes that mean nothing outside this file: of the session, and of every
+block of the prompt (512 bytes of text, about 128 tokens) with all that is before it, so that a trace shows
+which prompts begin alike. A request that brought no output is written with 1 token, the least a trace can
+hold; `outcome` tells it apart.
 """
 
 from __future__ import annotations
@@ -15,17 +17,20 @@ from time import monotonic
 import msgspec
 
 from pointsman.errors import InputError
+from pointsman.routing.hashing import BLOCK_BYTES, LINK_BYTES, PromptHasher
 
+BLOCK_TOKENS = 128  # of BLOCK_BYTES, about; how long readers take a block to be
 _MAX_BUFFERED = 1000
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class _Line(msgspec.Struct, gc=False):
+class _Line(msgspec.Struct, gc=False, omit_defaults=True):
     arrived_at: float  # seconds since recording began
     num_prefill_tokens: int
     num_decode_tokens: int
     session_id: str | None
     outcome: str
+    block_hashes: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -55,14 +60,29 @@ class Recorder:
         self._salt = recording.salt
         self._lines: list[_Line] = []
         self._num_lost = 0
+        self._hasher = PromptHasher()
 
     def add(
-        self, arrived_at: float, prompt_tokens: int, output_tokens: int, session: str | None, outcome: str
+        self,
+        arrived_at: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        session: str | None,
+        outcome: str,
+        text: bytes,
     ) -> None:
+        """`text`: of the prompt. Only hashes of it are written."""
         since_start = int((arrived_at - self._started_at) * 1e6)  # µs
         session_id = self._hash(session) if session else None
         self._lines.append(
-            _Line(since_start / 1e6, prompt_tokens or 1, output_tokens or 1, session_id, outcome)
+            _Line(
+                since_start / 1e6,
+                prompt_tokens or 1,
+                output_tokens or 1,
+                session_id,
+                outcome,
+                self._block_hashes(text, prompt_tokens),
+            )
         )
         if len(self._lines) > _MAX_BUFFERED:
             self.flush()
@@ -83,6 +103,17 @@ class Recorder:
     def close(self) -> None:
         self.flush()
         self._file.close()
+
+    def _block_hashes(self, text: bytes, prompt_tokens: int) -> list[int]:
+        """Of full blocks that the prompt has tokens for; below 2^53, which every reader of JSON takes."""
+        links = self._hasher.of_text(text, 1)
+        num_blocks = min(len(text) // BLOCK_BYTES, len(links) // LINK_BYTES, prompt_tokens // BLOCK_TOKENS)
+        hashes = []
+        for start in range(0, num_blocks * LINK_BYTES, LINK_BYTES):
+            key = links[start : start + 8]  # the first field of a LINK
+            digest = hashlib.blake2b(key, digest_size=8, key=self._salt).digest()
+            hashes.append(int.from_bytes(digest) >> 11)
+        return hashes
 
     def _hash(self, session: str) -> str:
         return hashlib.blake2b(session.encode(), digest_size=8, key=self._salt).hexdigest()

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -325,6 +326,26 @@ def test_a_decision_is_explained_on_request_only() -> None:
             assert c.mocks[0].heard[1].header("x-pointsman-decision") is None
 
     run(scenario)
+
+
+def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> None:
+    """1,500 bytes in common are two full blocks, and a part of one that nobody shares."""
+    recorder = Recorder(new_recording(tmp_path / "traffic.jsonl"))
+    for number, more in enumerate((b"one " * 200, b"other " * 200, b"")):
+        text = b"word " * 300 + more
+        recorder.add(monotonic() + number, len(text) // 4, 5, None, "completed", text)
+    recorder.add(monotonic() + 3, 7, 5, None, "completed", b"word " * 300)  # 7 tokens by its server
+    recorder.close()
+    text = (tmp_path / "traffic.jsonl").read_text()
+    assert "word" not in text
+    hashes = [json.loads(line).get("block_hashes", []) for line in text.splitlines()]
+    assert [len(one) for one in hashes] == [4, 5, 2, 0]
+    assert hashes[0][:2] == hashes[1][:2] == hashes[2]
+    assert len({*hashes[0], *hashes[1]}) == 4 + 5 - 2
+    trace = read_trace(TraceFile(path=str(tmp_path / "traffic.jsonl")))
+    assert trace.chain_length.tolist() == [1, 1, 1, 0]
+    assert trace.link_tokens.tolist() == [256] * 3
+    assert len(set(trace.link_key.tolist())) == 1
 
 
 def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
