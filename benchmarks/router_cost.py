@@ -9,6 +9,8 @@ log line a request, recorded traffic, scrapes and health checks. All routers are
 load in turn, a second or so each, in random order: the machine's speed changes, but hardly within a round.
 The table shows medians over the rounds, and below it the medians of the ratios within a round.
 
+`--other CHECKOUT` runs another checkout of Pointsman beside this one: what a change costs.
+
 nginx comes from the system (Debian: nginx-light), vllm-router from PyPI into a virtual environment of its
 own; what is not there is left out.
 """
@@ -31,6 +33,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -289,6 +292,7 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--nginx", default=shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"))
     parser.add_argument("--vllm-router", default=shutil.which("vllm-router"))
+    parser.add_argument("--other", type=Path, metavar="CHECKOUT", help="of Pointsman, to compare with")
     options = parser.parse_args()
     if not Path("/proc/self/schedstat").exists():
         raise SystemExit("needs Linux with /proc/PID/schedstat")
@@ -296,6 +300,12 @@ async def main() -> None:
     servers = [await loop.create_server(Server, "127.0.0.1", 0) for _ in range(NUM_SERVERS)]
     ports = [server.sockets[0].getsockname()[1] for server in servers]
     routers = {"pointsman": (pointsman_command, sys.executable)}
+    if options.other:
+
+        def other_command(*about: Any) -> list[str]:
+            return ["env", f"PYTHONPATH={options.other}", *pointsman_command(*about)]
+
+        routers["other"] = (other_command, sys.executable)
     if options.nginx:
         routers["nginx"] = (nginx_command, options.nginx)
     if options.vllm_router:

@@ -53,6 +53,7 @@ def explain(
     Example: pointsman explain runs/quick --scenario mixed-hardware --feature backlog --feature prompt
     """
     from pointsman.evaluation import explain as evaluation
+    from pointsman.evaluation.audit import ROUTING_SPACE
     from pointsman.evaluation.problem import make_env
     from pointsman.experiments.scenarios import DEFAULT, short_names
 
@@ -64,6 +65,7 @@ def explain(
     evaluation.require_features(space, curves)
     env = checkpoint.metadata.get("env")
     entity = checkpoint.metadata.get("entity", "replica")
+    lacks = [] if env is not None else checkpoint.lacks(ROUTING_SPACE)
     if env is not None:
         refuse_routing_options({"--scenario": scenario}, env["kind"])
     if env is None:
@@ -87,6 +89,7 @@ def explain(
                 "policy": policy,
                 "scenarios": scenarios,
                 "decisions": len(recorded),
+                "lacks": lacks,
                 "slo": checkpoint.metadata.get("slo"),
                 "groups": [one._asdict() for one in groups],
                 "features": [one._asdict() for one in features],
@@ -97,6 +100,8 @@ def explain(
     console = stdout()
     where = ", ".join(short_names(scenarios))
     console.print(f"[bold]{policy}[/bold]: what {len(recorded):,} decisions on {where} depend on")
+    if lacks:
+        console.print(f"Trained before there were {', '.join(lacks)}: it does not see them.", soft_wrap=True)
     for line in _service_level(checkpoint):
         console.print(line, soft_wrap=True)
     console.print(_importance_table("group", groups), "")

@@ -14,6 +14,7 @@ from pointsman.cli.options import AsJson
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from pointsman.routing.heuristics import Heuristic
     from pointsman.simulator.hardware import Catalogue, Device, Model
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -75,7 +76,7 @@ def policies(
     from pointsman.routing.heuristics import HEURISTICS
     from pointsman.routing.signals import SIGNALS
 
-    known = {name: one.what for name, one in HEURISTICS.items()}
+    known = {name: one.what + _parameters(one) for name, one in HEURISTICS.items()}
     known["default"] = "where the trained policy of this package says; it may hold the request instead"
     title = "sends a request to"
     if env is not None and env != "routing":
@@ -97,6 +98,12 @@ def policies(
         for name, what in known.items():
             table.add_row(name, what)
     stdout().print(table)
+
+
+def _parameters(heuristic: Heuristic) -> str:
+    """What can be set of it, with what it is if nobody does."""
+    named = ", ".join(f"{one.name} {one.default:g}" for one in heuristic.parameters)
+    return f" ({named})" if named else ""
 
 
 def hardware(

@@ -26,6 +26,7 @@ INNER: dict[str, Any] = {
     "error_model": "numpy",
 }
 
+_unliteral: Callable[[Any], Any] = numba.types.unliteral
 _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (pointsman[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
 
@@ -72,9 +73,8 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def _widened(argument: Any) -> Any:
     """Integers of any width, constants among them, are one type, or numba compiles a function for each."""
-    argument = numba.types.unliteral(argument)
-    is_short = isinstance(argument, numba.types.Integer) and argument.signed
-    return numba.int64 if is_short else argument
+    argument = _unliteral(argument)
+    return numba.int64 if argument in numba.types.signed_domain else argument
 
 
 def inlined(function: Callable[..., Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Random numbers for compiled code, the same ones as without compilation."""
+"""Random numbers and hashes for compiled code, the same ones as without compilation."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ def next_random(memory):
     x ^= (x << 5) & 0xFFFFFFFF
     memory.rng = x
     return x
+
+
+@kernel
+def mix(x):
+    """A 31-bit hash in products that stay below 2^63."""
+    x &= 0x7FFFFFFF
+    x = ((x >> 16) ^ x) * 0x45D9F3B & 0x7FFFFFFF
+    x = ((x >> 16) ^ x) * 0x45D9F3B & 0x7FFFFFFF
+    return (x >> 16) ^ x
 
 
 def first_state(*seeds: int) -> int:

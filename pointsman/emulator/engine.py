@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pointsman.compiled.memory import address_of
 from pointsman.emulator import kernels
+from pointsman.routing.records import LINK
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan
-from pointsman.simulator.spec import ClusterSpec
+from pointsman.simulator.spec import ClusterSpec, VllmV1Scheduler
 from pointsman.workload import Workload
 
 CAPACITY = 16_384  # requests at once, queued and running
+NO_LINKS: NDArray[Any] = np.zeros(0, LINK)
 
 
 class TokenProgress(NamedTuple):
@@ -23,6 +27,7 @@ class TokenProgress(NamedTuple):
     request: Any  # as it was given to `admit`
     num_tokens: int  # so far
     is_finished: bool
+    num_cached: int  # tokens of its prompt that were in the cache
 
 
 class Gauges(NamedTuple):
@@ -33,9 +38,16 @@ class Gauges(NamedTuple):
     kv_use: float
 
 
+class CacheCounts(NamedTuple):
+    """Prompt tokens looked up in the prefix cache, and found there, since the engine was started."""
+
+    queries: int
+    hits: int
+
+
 class Engine:
     def __init__(self, plan: ReplicaPlan) -> None:
-        self.plan = plan
+        self.plan = plan = _with_cache(plan)
         ones = np.ones(CAPACITY, np.int32)
         nobody = Workload(np.zeros(CAPACITY), ones, ones, -ones, np.arange(CAPACITY))
         self._clusters = Clusters([ClusterSpec(replicas=1)], [[plan]], [nobody], [0])
@@ -44,6 +56,8 @@ class Engine:
         self._sim.num_requests = self._sim.next_arrival = self._sim.heap_size = self._sim.num_live = 0
         self._sims_at = address_of(self._clusters.sims)
         self._replica = self._clusters.replicas[0][0]
+        self._hit_tokens = np.asarray(self._clusters.requests[0]["hit_tokens"])
+        self._links: dict[int, NDArray[Any]] = {}  # by row
         self._free = list(range(CAPACITY - 1, -1, -1))
         # Requests in the engine; those given up stay until the engine has let go of them.
         self._requests: list[Any] = []
@@ -58,11 +72,25 @@ class Engine:
     def is_full(self) -> bool:
         return not self._free
 
-    def admit(self, request: Any, num_prompt: int, num_output: int, now: float) -> None:
-        """Tokens that older requests got until now are reported by the next `advance`."""
+    def admit(
+        self,
+        request: Any,
+        num_prompt: int,
+        num_output: int,
+        now: float,
+        links: NDArray[Any] = NO_LINKS,
+        answer_key: int = 0,
+    ) -> None:
+        """Tokens that older requests got until now are reported by the next `advance`.
+
+        `links` [n] LINK and `answer_key`: what the prompt, and prompt and answer, may share with others.
+        """
         row = self._free.pop()
+        self._links[row] = links
         kernels.advance_to(self._sims_at, now)
-        kernels.admit(self._sims_at, row, num_prompt, num_output, now)
+        kernels.admit(
+            self._sims_at, row, num_prompt, num_output, address_of(links), len(links), answer_key, now
+        )
         position = len(self._requests)
         self._requests.append(request)
         self._lengths.append(num_output)
@@ -82,7 +110,8 @@ class Engine:
             if is_finished:
                 finished.append(position)
             if request is not None:
-                progress.append(TokenProgress(request, count, is_finished))
+                num_cached = int(self._hit_tokens[self._rows[position]])
+                progress.append(TokenProgress(request, count, is_finished, num_cached))
         for position in reversed(finished):
             self._let_go(position)
         return progress
@@ -127,8 +156,20 @@ class Engine:
         )
 
     @property
+    def cache_counts(self) -> CacheCounts:
+        return CacheCounts(int(self._replica.prompt_tokens), int(self._replica.hit_tokens))
+
+    @property
     def num_preemptions(self) -> int:
         return int(self._sim.num_preemptions)
+
+
+def _with_cache(plan: ReplicaPlan) -> ReplicaPlan:
+    """vLLM caches prefixes unless it is told not to."""
+    scheduler = plan.scheduler
+    if isinstance(scheduler, VllmV1Scheduler) and scheduler.prefix_caching is None:
+        return replace(plan, scheduler=scheduler.model_copy(update={"prefix_caching": True}))
+    return plan
 
 
 def load_engine() -> None:

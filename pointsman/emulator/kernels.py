@@ -16,6 +16,7 @@ from pointsman.simulator.state import (
     batch_at,
     entry_at,
     future_at,
+    prefix_at,
     replica_at,
     request_at,
 )
@@ -41,8 +42,11 @@ def advance_to(sims, now):
 
 
 @entry_point
-def admit(sims, i, num_prefill, num_decode, now):
-    """A request arrives, in row i, which nobody uses; the cluster has been advanced to now."""
+def admit(sims, i, num_prefill, num_decode, links, num_links, answer_key, now):
+    """A request arrives, in row i, which nobody uses; the cluster has been advanced to now.
+
+    links: address of [num_links] LINK, which must stay there until the request is over.
+    """
     sim = sim_at(sims, 0)
     sim.now = max(sim.now, now)  # with nothing to do, time stands still
     request = request_at(sim.requests, i)
@@ -54,7 +58,13 @@ def admit(sims, i, num_prefill, num_decode, now):
     request.processed = request.restarts = 0
     request.replica = NOBODY
     request.session = NOBODY
-    request.seen = 0
+    request.seen = request.hit_tokens = 0
+    if sim.prefixes != 0:
+        prefix = prefix_at(sim.prefixes, i)
+        prefix.links = links
+        prefix.num_links = num_links
+        prefix.answer_key = prefix.own_key = answer_key
+        prefix.next_link = prefix.piece = prefix.num_blocks = 0
     request.is_decoding = request.is_in_flight = request.is_fresh = 0
     # The simulator's own table of arrivals is empty: all so far have been handled.
     sim.num_requests += 1

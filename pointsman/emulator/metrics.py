@@ -11,7 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from pointsman.emulator.engine import Gauges
+from pointsman.emulator.engine import CacheCounts, Gauges
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _FIRST_TOKEN_S = (
@@ -42,7 +42,12 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 class VllmMetrics:
     def __init__(
-        self, model: str, read_gauges: Callable[[], Gauges], block_size: int, num_blocks: int
+        self,
+        model: str,
+        read_gauges: Callable[[], Gauges],
+        read_cache: Callable[[], CacheCounts],
+        block_size: int,
+        num_blocks: int,
     ) -> None:
         self._registry = CollectorRegistry()
         labels = {"model_name": model, "engine": "0"}
@@ -67,6 +72,9 @@ class VllmMetrics:
         config.labels(**info).set(1)
         self.prompt_tokens = counter("prompt_tokens", "Prefill tokens processed.")
         self.generation_tokens = counter("generation_tokens", "Generation tokens processed.")
+        self._read_cache, self._counted = read_cache, CacheCounts(0, 0)
+        self._queries = counter("prefix_cache_queries", "Prefix cache queries, in tokens.")
+        self._hits = counter("prefix_cache_hits", "Prefix cache hits, in tokens.")
         self.preemptions = counter("num_preemptions", "Preemptions by the engine.")
         self.ttft_s = histogram("time_to_first_token_seconds", "Time to first token.", _FIRST_TOKEN_S)
         self.token_s = histogram("inter_token_latency_seconds", "Time between tokens.", _TOKEN_S)
@@ -85,4 +93,7 @@ class VllmMetrics:
         self._success[reason].inc()
 
     def text(self) -> bytes:
+        before, self._counted = self._counted, self._read_cache()
+        self._queries.inc(self._counted.queries - before.queries)
+        self._hits.inc(self._counted.hits - before.hits)
         return bytes(generate_latest(self._registry))

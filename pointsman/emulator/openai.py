@@ -1,12 +1,14 @@
 """The OpenAI API as vLLM speaks it: what a request asks for, and what the answers look like.
 
 There is no tokenizer and no model. A prompt given as token ids has that many tokens, a text one for every
-four bytes; the answer is filler, one word a token.
+four bytes; the answer is filler, one word a token, also where a later prompt quotes it.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -50,11 +52,22 @@ def error_body(status: int, message: str, param: str | None = None) -> dict[str,
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """The tokens of a prompt, four bytes each."""
+
+    tokens: bytes
+    answers: tuple[tuple[int, int], ...] = ()  # where the answers in it begin and end, in tokens
+    is_chat: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tokens) // BYTES_PER_TOKEN
+
+
+@dataclass(frozen=True)
 class Ask:
     """A completion that is asked for."""
 
-    is_chat: bool
-    num_prompt: int
+    prompt: Prompt
     max_tokens: int
     min_tokens: int
     ignores_eos: bool  # the answer has exactly max_tokens
@@ -69,7 +82,8 @@ def read_ask(path: bytes, body: bytes, model: str, max_model_tokens: int) -> Ask
     if asked_model != model:
         raise ApiError(HTTPStatus.NOT_FOUND, f"The model `{asked_model}` does not exist.", "model")
     is_chat = path.endswith(b"/chat/completions")
-    num_prompt = _chat_tokens(fields) if is_chat else _prompt_tokens(fields)
+    prompt = _chat_prompt(fields) if is_chat else _plain_prompt(fields)
+    num_prompt = len(prompt)
     if num_prompt >= max_model_tokens:
         message = f"This model's maximum context length is {max_model_tokens} tokens. "
         raise ApiError(400, message + f"However, your prompt has {num_prompt} tokens.", "prompt")
@@ -91,8 +105,7 @@ def read_ask(path: bytes, body: bytes, model: str, max_model_tokens: int) -> Ask
     if options and not streams:
         raise ApiError(400, "Stream options can only be defined when `stream=True`.", "stream_options")
     return Ask(
-        is_chat=is_chat,
-        num_prompt=num_prompt,
+        prompt=prompt,
         max_tokens=max_tokens,
         min_tokens=min(max_tokens, _integer(fields, "min_tokens", 0, 0) or 0),
         ignores_eos=_flag(fields, "ignore_eos"),
@@ -127,46 +140,60 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _text_tokens(text: str) -> int:
-    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+def _text_tokens(text: str) -> bytes:
+    raw = text.encode("utf-8", "surrogatepass")
+    return raw + bytes(-len(raw) % BYTES_PER_TOKEN)
 
 
-def _prompt_tokens(fields: Mapping[str, Any]) -> int:
+def word_tokens(text: str) -> bytes:
+    """One a word, as answers have them."""
+    return b"".join(zlib.crc32(word.encode()).to_bytes(BYTES_PER_TOKEN) for word in text.split())
+
+
+def _plain_prompt(fields: Mapping[str, Any]) -> Prompt:
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        num_tokens = _text_tokens(prompt)
-    elif isinstance(prompt, list) and all(type(token) is int and token >= 0 for token in prompt):
-        num_tokens = len(prompt)
+        tokens = _text_tokens(prompt)
+    elif isinstance(prompt, list) and all(type(token) is int and 0 <= token < 2**32 for token in prompt):
+        tokens = array("I", prompt).tobytes()
     elif isinstance(prompt, list):
         raise ApiError(400, "prompt: the emulator takes one prompt a request", "prompt")
     else:
         raise ApiError(400, "prompt: must be a text or a list of token ids", "prompt")
-    if num_tokens == 0:
+    if not tokens:
         raise ApiError(400, "prompt: must not be empty", "prompt")
-    return num_tokens
+    return Prompt(tokens)
 
 
-def _chat_tokens(fields: Mapping[str, Any]) -> int:
+def _chat_prompt(fields: Mapping[str, Any]) -> Prompt:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, "messages: must be a list that is not empty", "messages")
-    total = 0
+    tokens = b""
+    answers = []
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ApiError(400, "messages: each must be an object with a role", "messages")
-        total += TOKENS_PER_MESSAGE + _content_tokens(message.get("content"))
-    return total
+        content = _content(message.get("content"))
+        if message["role"] == "assistant":  # what the template adds is part of the prompt that was answered
+            start = len(tokens) // BYTES_PER_TOKEN
+            tokens += word_tokens(content)
+            answers.append((start, len(tokens) // BYTES_PER_TOKEN))
+        else:
+            role = zlib.crc32(message["role"].encode()).to_bytes(BYTES_PER_TOKEN)
+            tokens += TOKENS_PER_MESSAGE * role + _text_tokens(content)
+    return Prompt(tokens, tuple(answers), is_chat=True)
 
 
-def _content_tokens(content: Any) -> int:
+def _content(content: Any) -> str:
     if content is None:
-        return 0
+        return ""
     if isinstance(content, str):
-        return _text_tokens(content)
+        return content
     if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
-        return sum(_text_tokens(part["text"]) for part in content if isinstance(part.get("text"), str))
+        return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
     raise ApiError(400, "messages: content must be a text or a list of parts", "messages")
 
 
@@ -180,33 +207,39 @@ class Completion:
 
     def __init__(self, ask: Ask, answer_id: str, model: str, created: int) -> None:
         self._ask = ask
-        kind = "chat.completion" if ask.is_chat else "text_completion"
-        prefix = "chatcmpl-" if ask.is_chat else "cmpl-"
+        kind = "chat.completion" if ask.prompt.is_chat else "text_completion"
+        prefix = "chatcmpl-" if ask.prompt.is_chat else "cmpl-"
         self._head = {"id": prefix + answer_id, "object": kind, "created": created, "model": model}
-        chunk_head = self._head | {"object": "chat.completion.chunk" if ask.is_chat else kind}
+        chunk_head = self._head | {"object": "chat.completion.chunk" if ask.prompt.is_chat else kind}
         self._chunk_head = json.dumps(chunk_head)[:-1]
 
-    def usage(self, num_output: int) -> dict[str, int]:
-        prompt = self._ask.num_prompt
+    def usage(self, num_output: int, num_cached: int) -> dict[str, Any]:
+        """With what vLLM says of its cache under --enable-prompt-tokens-details."""
+        prompt = len(self._ask.prompt)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": num_output,
             "total_tokens": prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
-    def whole(self, num_output: int, reason: str) -> dict[str, Any]:
+    def whole(self, num_output: int, num_cached: int, reason: str) -> dict[str, Any]:
         text = filler(0, num_output)
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
-        choice |= {"message": {"role": "assistant", "content": text}} if self._ask.is_chat else {"text": text}
-        return self._head | {"choices": [choice], "usage": self.usage(num_output)}
+        choice |= (
+            {"message": {"role": "assistant", "content": text}}
+            if self._ask.prompt.is_chat
+            else {"text": text}
+        )
+        return self._head | {"choices": [choice], "usage": self.usage(num_output, num_cached)}
 
     def piece(self, first: int, last: int, reason: str | None) -> bytes:
         """Tokens first..last-1 as server-sent events; `reason` if they are the last."""
         events = b""
-        if self._ask.is_chat and first == 0:
+        if self._ask.prompt.is_chat and first == 0:
             events = self._event('"delta":{"role":"assistant","content":""}', None)
         content = json.dumps(filler(first, last))
-        what = f'"delta":{{"content":{content}}}' if self._ask.is_chat else f'"text":{content}'
+        what = f'"delta":{{"content":{content}}}' if self._ask.prompt.is_chat else f'"text":{content}'
         return events + self._event(what, reason)
 
     def _event(self, what: str, reason: str | None) -> bytes:
@@ -214,9 +247,9 @@ class Completion:
         choice = f'{{"index":0,{what},"logprobs":null,"finish_reason":{said}}}'
         return f'data: {self._chunk_head}, "choices":[{choice}]}}\n\n'.encode()
 
-    def last_events(self, num_output: int) -> bytes:
+    def last_events(self, num_output: int, num_cached: int) -> bytes:
         done = b"data: [DONE]\n\n"
         if not self._ask.includes_usage:
             return done
-        usage = json.dumps(self.usage(num_output))
+        usage = json.dumps(self.usage(num_output, num_cached))
         return f'data: {self._chunk_head}, "choices":[], "usage":{usage}}}\n\n'.encode() + done

@@ -25,6 +25,7 @@ from pointsman.emulator.engine import Engine
 from pointsman.emulator.http import Listener, Reply
 from pointsman.emulator.metrics import CONTENT_TYPE, VllmMetrics
 from pointsman.emulator.openai import ApiError, Ask, Completion, error_body, read_ask
+from pointsman.emulator.prefixes import PrefixTree
 from pointsman.router.http.messages import HttpRequest
 from pointsman.simulator.plan import ReplicaPlan
 
@@ -91,6 +92,7 @@ class EmulatedReplica:
     def _begin(self) -> None:
         """A server that has just been started."""
         self._engine = Engine(self.plan)
+        self._tree = PrefixTree()
         self._jobs: set[Generation] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0  # wall clock
@@ -100,7 +102,11 @@ class EmulatedReplica:
         self._num_preemptions = 0
         scheduler = self.plan.scheduler
         self._metrics = VllmMetrics(
-            self.model, lambda: self._engine.gauges, scheduler.block_size, self.plan.num_blocks
+            self.model,
+            lambda: self._engine.gauges,
+            lambda: self._engine.cache_counts,
+            scheduler.block_size,
+            self.plan.num_blocks,
         )
 
     @property
@@ -162,9 +168,10 @@ class EmulatedReplica:
         answer = Completion(ask, answer_id, self.model, int(time.time()))
         job = Generation(ask, reply, answer, num_output, reason, headers, time.monotonic())
         self._deliver()
-        self._engine.admit(job, ask.num_prompt, num_output, self._now())
+        links, answer_key = self._tree.place(ask.prompt, num_output)
+        self._engine.admit(job, len(ask.prompt), num_output, self._now(), links, answer_key)
         self._jobs.add(job)
-        self._metrics.prompt_tokens.inc(ask.num_prompt)
+        self._metrics.prompt_tokens.inc(len(ask.prompt))
         reply.on_gone = lambda: self._give_up(job)
         if ask.streams:
             reply.start("text/event-stream; charset=utf-8", headers)
@@ -217,7 +224,7 @@ class EmulatedReplica:
     def _deliver(self) -> None:
         """Send the tokens of the steps that have ended."""
         wall = time.monotonic()
-        for job, num_tokens, is_finished in self._engine.advance(self._now()):
+        for job, num_tokens, is_finished, num_cached in self._engine.advance(self._now()):
             num_new = num_tokens - job.num_sent
             self._metrics.generation_tokens.inc(num_new)
             if job.num_sent == 0:
@@ -230,21 +237,21 @@ class EmulatedReplica:
                 job.reply.send(job.answer.piece(job.num_sent, num_tokens, reason))
             job.num_sent = num_tokens
             if is_finished:
-                self._finish(job, wall)
+                self._finish(job, num_cached, wall)
         preemptions = self._engine.num_preemptions
         self._metrics.preemptions.inc(preemptions - self._num_preemptions)
         self._num_preemptions = preemptions
 
-    def _finish(self, job: Generation, wall: float) -> None:
+    def _finish(self, job: Generation, num_cached: int, wall: float) -> None:
         self._jobs.discard(job)
         self._metrics.ended(job.reason)
         self._metrics.e2e_s.observe(wall - job.arrived_at)
         job.reply.on_gone = None
         if job.ask.streams:
-            job.reply.send(job.answer.last_events(job.num_output))
+            job.reply.send(job.answer.last_events(job.num_output, num_cached))
             job.reply.end()
         else:
-            job.reply.json(200, job.answer.whole(job.num_output, job.reason), job.headers)
+            job.reply.json(200, job.answer.whole(job.num_output, num_cached, job.reason), job.headers)
 
     def _give_up(self, job: Generation) -> None:
         """The client has gone: the engine is free of the request at the end of the step."""

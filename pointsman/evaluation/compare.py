@@ -40,6 +40,14 @@ CURVES = ("ttft", "e2e")
 
 NEED_CONFIGURATION = ("linear-score",)
 NEED_SESSIONS = ("session-affinity",)
+NEED_PREFIXES = (
+    "cache-aware",
+    "cache-aware-nearby",
+    "prefix-hash",
+    "weighted-scorer",
+    "load-aware",
+    "overlap-cost",
+)  # that prompts have in common
 
 # Requests simulated at once; bounds the memory of a long comparison (about 110 bytes a request).
 BATCH_REQUESTS = 2_000_000
@@ -138,6 +146,8 @@ def choose_policies(names: Sequence[str] | None, baseline: str, first: Prepared)
         left_out = set(NEED_CONFIGURATION)
         if first.workload.session.max(initial=-1) < 0:
             left_out |= set(NEED_SESSIONS)
+        if not first.workload.is_shared:
+            left_out |= set(NEED_PREFIXES)
         names = [name for name in HEURISTICS if name not in left_out or name == own.kind]
         names += [own.label] if own.kind not in HEURISTICS else []
     wanted: dict[str, PolicySpec] = {}

@@ -120,6 +120,8 @@ def record_in(
     """The same in environments of any problem."""
     checkpoint.require_space(env.space, where)
     network = Network(checkpoint)
+    # What came after these it does not see.
+    num_features, num_context = len(checkpoint.space.entity_features), len(checkpoint.space.context_features)
     num_steps = -(-num_decisions // env.num_envs)
     state = np.zeros((env.num_envs, network.width), np.float32)
     seen = env.reset(seed)
@@ -127,7 +129,11 @@ def record_in(
     for _ in range(num_steps):
         num_entities = seen.entity_mask.sum(axis=1)
         now = RecordedDecisions(
-            seen.entities.copy(), seen.context.copy(), num_entities, seen.action_mask.copy(), state
+            seen.entities[:, :, :num_features].copy(),
+            seen.context[:, :num_context].copy(),
+            num_entities,
+            seen.action_mask.copy(),
+            state,
         )
         kept.append(now)
         logits, state = network.logits(now)

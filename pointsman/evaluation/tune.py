@@ -48,6 +48,7 @@ TUNED_SIGNALS = (
     "scraped_waiting",
     "step_floor_s",
     "prefill_s_per_token",
+    "expected_hit_tokens",
 )
 
 # In units of each signal's spread. The first is least-outstanding itself, and all have some of it.
@@ -56,6 +57,8 @@ STARTS: tuple[Mapping[str, float], ...] = (
     {"prefill_backlog_s": 1.0, "outstanding": 0.3},
     {"work_s": 1.0, "prefill_backlog_s": 0.7, "outstanding": 0.3, "waiting": 0.3},
 )
+HITS = "expected_hit_tokens"
+PREFIX_START = {"prefill_backlog_s": 0.7, "outstanding": 0.5, HITS: -0.5}
 STEP_SIZE = 0.2  # of weights that together have length 1
 
 REQUESTS_PER_SCORE = 32_000  # a policy is judged by at least as many, over situations and seeds
@@ -146,6 +149,8 @@ def tune(
     check_seeds = SELECTION_SEEDS[-NUM_CHECK_BLOCKS * block :]
     space = WeightSpace(bench.signal_spreads(search_seeds[:block]))
     starts = [space.point(start) for start in STARTS]
+    if HITS in space.names:  # prompts share prefixes
+        starts.append(space.point(PREFIX_START))
     scores = bench.scores([space.policy(point) for point in starts], search_seeds[:block])
     start = starts[int(np.argmin(scores))]
     search = EvolutionStrategy(start, STEP_SIZE, np.random.default_rng(seed))

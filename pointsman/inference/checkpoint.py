@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -66,12 +66,43 @@ class Checkpoint:
     arrays: Mapping[str, NDArray[Any]]
     metadata: Mapping[str, Any] = field(default_factory=dict)  # configuration digest, metrics, ...: JSON
 
+    def lacks(self, space: EntitySpace) -> list[str]:
+        """The features that came after those the policy was trained on. It does not see them."""
+        return [
+            feature.name
+            for part in ("entity_features", "context_features")
+            for feature in getattr(space, part)[len(getattr(self.space, part)) :]
+        ]
+
+    def widened(self, space: EntitySpace) -> Checkpoint:
+        """The same policy for a space with more features, to learn on. It makes nothing of the new ones."""
+        if not self.lacks(space):
+            return self
+        num_features, num_context = len(self.space.entity_features), len(self.space.context_features)
+        more = len(space.entity_features) - num_features, len(space.context_features) - num_context
+        arrays = dict(self.arrays)
+        for name, array in self.arrays.items():
+            if name.endswith("layers.0.weight"):
+                arrays[name] = _padded(
+                    _padded(array, num_features + num_context, more[1]), num_features, more[0]
+                )
+            elif name.endswith("summary.weight"):
+                arrays[name] = _padded(array, 2 * self.network.width + num_context, more[1])
+            for scale, count in zip(("entity_scale", "context_scale"), more, strict=True):
+                if name.startswith(scale) and array.ndim == 1:
+                    usual = 1.0 if name.endswith(("factor", "square")) else 0.0
+                    arrays[name] = np.append(array, np.full(count, usual, array.dtype))
+        return replace(self, space=replace(space, num_entities=self.space.num_entities), arrays=arrays)
+
     def require_space(self, space: EntitySpace, where: str) -> None:
-        """Refuse another feature schema than the policy was trained on; `where` names it in the error."""
+        """Refuse another feature schema than the policy was trained on; `where` names it in the error.
+
+        Features that were added at the end since then do not matter, except for an mlp.
+        """
         for part in ("entity_features", "context_features"):
             mine = [f"{feature.name} [{feature.unit}]" for feature in getattr(self.space, part)]
             theirs = [f"{feature.name} [{feature.unit}]" for feature in getattr(space, part)]
-            if mine != theirs:
+            if mine != (theirs if self.network.kind == "mlp" else theirs[: len(mine)]):
                 only_mine = [name for name in mine if name not in theirs]
                 only_theirs = [name for name in theirs if name not in mine]
                 differs = f"{only_mine[:1] or 'nothing'} instead of {only_theirs[:1] or 'nothing'}"
@@ -82,6 +113,11 @@ class Checkpoint:
         if self.network.kind == "mlp" and self.space.num_entities != space.num_entities:
             problem = f"an mlp for {self.space.num_entities} entities"
             raise InputError(where, space.num_entities, problem, "only the other kinds take any number")
+
+
+def _padded(weights: NDArray[Any], column: int, count: int) -> NDArray[Any]:
+    """With so many columns of zeros before this one."""
+    return np.insert(weights, [column] * count, 0.0, axis=1)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:

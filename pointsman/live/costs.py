@@ -96,8 +96,10 @@ class CostBooks(Books):
         """Say whose the request is that is sent next, and when it came."""
         self._next = tally, arrived_at
 
-    def sent(self, slot: int, prompt_tokens: int, now: float, streams: bool = True) -> int:
-        ticket = super().sent(slot, prompt_tokens, now, streams)
+    def sent(
+        self, slot: int, prompt_tokens: int, now: float, streams: bool = True, links: bytes = b""
+    ) -> int:
+        ticket = super().sent(slot, prompt_tokens, now, streams, links)
         tally, arrived_at = self._next or (None, now)  # nobody decides about a probe
         self._next = None
         if tally is not None:
@@ -112,9 +114,14 @@ class CostBooks(Books):
         self._start(self._open[ticket], now - self._opened_at)
 
     def finished(
-        self, ticket: int, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
+        self,
+        ticket: int,
+        now: float,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
     ) -> None:
-        super().finished(ticket, now, prompt_tokens, output_tokens)
+        super().finished(ticket, now, prompt_tokens, output_tokens, cached_tokens)
         request = self._end(ticket, now)
         if request.tally is not None:
             assert request.first_token_at is not None

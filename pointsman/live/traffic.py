@@ -44,7 +44,7 @@ class TrafficFit:
 def read_traffic(path: Path) -> pl.DataFrame:
     """JSON lines or CSV; `ttft_s` and `e2e_s` may stand for the times of the first and the last token."""
     try:
-        table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_ndjson(path)
+        table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_ndjson(path, infer_schema_length=None)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(
             "--traffic", str(path), f"cannot be read ({error})", "give JSON lines or CSV"

@@ -60,6 +60,9 @@ class Settings(Spec):
     limits: Limits = Limits()
     holding: Holding = Holding()
     reliability: Reliability = Reliability()
+    prefix_index_mib: int = Field(
+        default=64, ge=0, description="memory for which prefixes of prompts were sent where; 0: none is kept"
+    )
     discovery_interval_s: float = Field(default=2.0, gt=0, description="between two looks for backends")
 
 

@@ -25,7 +25,9 @@ from pointsman.router.server import Parts, Router
 from pointsman.router.telemetry.recording import Recorder, new_recording
 from pointsman.routing.books import Books
 from pointsman.routing.decider import Decider, DeciderSource
+from pointsman.routing.policy import PolicySpec, lacking
 from pointsman.routing.sharing import SharedBooks
+from pointsman.spec import parse_spec
 
 _GC_THRESHOLD = 50_000
 _INFORMED_S = 5.0
@@ -47,10 +49,12 @@ class Options:
 
 def live_books(settings: Settings, seat: Seat | None = None) -> tuple[Books, DeciderSource]:
     """The signal table of this process, and policies at work on it."""
+    prefix_bytes = settings.prefix_index_mib << 20
     if seat is None:
-        books = Books()
+        books = Books(prefix_bytes=prefix_bytes)
     else:
-        books = Books(shared=SharedBooks(seat.books, seat.count), index=seat.index)
+        shared = SharedBooks(seat.books, seat.count)
+        books = Books(shared=shared, index=seat.index, prefix_bytes=prefix_bytes)
 
     def decider(policy: str) -> Decider:
         return Decider(books, policy, max_hold_s=settings.holding.max_hold_s)
@@ -186,6 +190,9 @@ def _warnings(options: Options, router: Router, admin: Listening) -> Iterator[st
     for url in options.backends:
         if server_url(url) != url.rstrip("/"):
             yield f"{url} is taken as {server_url(url)}: the paths of requests bring their own /v1"
+    lacks = lacking(parse_spec(PolicySpec, {"kind": options.policy}, "--policy"))
+    if lacks:
+        yield f"policy {options.policy} is older than the features {', '.join(lacks)}: it does not see them"
     for name, problem in router.watch.problems.items():
         yield f"{name} {problem}"
     if not admin.is_local and admin.tls is None:

@@ -11,20 +11,24 @@ import math
 
 from pointsman.compiled.jit import inlined, kernel
 from pointsman.compiled.memory import float_list, float_table
-from pointsman.routing.records import NOBODY, NUM_LENGTH_CLASSES, account_at, ticket_at
+from pointsman.routing.prefixes import fill_of, forget_cache, learn_trust, touch, touch_answered, trust_of
+from pointsman.routing.records import NOBODY, NUM_LENGTH_CLASSES, account_at, link_at, ticket_at
 from pointsman.routing.signals import (
     ACCEPTING,
+    CACHE_FILL,
     CONTEXT_TOKENS,
     DECODE_S_PER_TOKEN,
     DECODING,
     EXPECTED_TOKENS,
     GENERATED_TOKENS,
+    HIT_SHARE,
     KV_CAPACITY_TOKENS,
     KV_USE,
     MEAN_WAIT_S,
     NUM_SIGNALS,
     OLDEST_WAIT_S,
     OUTSTANDING,
+    PENDING_CACHED_TOKENS,
     PENDING_PREFILL_TOKENS,
     PREFILL_BACKLOG_S,
     PREFILL_S_PER_TOKEN,
@@ -54,6 +58,7 @@ RATE_WINDOW_S = 1.0  # the token rate is averaged over about this long
 RATE_SLOW_WINDOW_S = 10.0
 RATE_INTERVAL_S = 0.05  # and brought up to date this often
 LEARN_LENGTH = 0.05  # weight of a finished request in the estimate of its length class
+LEARN_HITS = 0.05  # and in the cached share of prompts
 
 
 @inlined
@@ -73,12 +78,16 @@ def expected_output(router, prompt_tokens):
 
 
 @kernel
-def book_sent(router, k, i, prompt_tokens, expected_tokens, now):
+def book_sent(router, k, i, prompt_tokens, expected_tokens, links, num_links, answer_key, now):
+    """`links`, `num_links` and `answer_key` as of ASK."""
     signals = signals_of(router)
     account = account_at(router.accounts, k)
     ticket = ticket_at(router.tickets, i)
     ticket.replica = k
     ticket.prompt_tokens = prompt_tokens
+    ticket.cached_tokens = ticket.matched_tokens = 0
+    if router.prefixes != 0:
+        book_prefixes(router, k, i, links, num_links, answer_key, now)
     ticket.expected_output = int(expected_tokens)
     ticket.num_output = 0
     ticket.sent_at = now
@@ -92,9 +101,26 @@ def book_sent(router, k, i, prompt_tokens, expected_tokens, now):
     account.waiting_tail = i
     signals[OUTSTANDING, k] += 1.0
     signals[WAITING, k] += 1.0
-    signals[PENDING_PREFILL_TOKENS, k] += prompt_tokens
+    signals[PENDING_PREFILL_TOKENS, k] += prompt_tokens - ticket.cached_tokens
+    signals[PENDING_CACHED_TOKENS, k] += ticket.cached_tokens
     signals[EXPECTED_TOKENS, k] += ticket.expected_output
     signals[SENT_AT_SUM, k] += now
+
+
+@kernel
+def book_prefixes(router, k, i, links, num_links, answer_key, now):
+    """The index learns where the prompt goes, and says how much of it should be there already."""
+    ticket = ticket_at(router.tickets, i)
+    ticket.links = links
+    ticket.num_links = num_links
+    ticket.answer_key = answer_key
+    unshared = ticket.prompt_tokens
+    if num_links > 0:
+        unshared -= min(unshared, link_at(links, num_links - 1).tokens)
+    capacity = signals_of(router)[KV_CAPACITY_TOKENS, k]
+    matched = touch(router, k, capacity, links, num_links, unshared, now)
+    ticket.matched_tokens = min(matched, ticket.prompt_tokens - 1)
+    ticket.cached_tokens = int(trust_of(account_at(router.accounts, k)) * ticket.matched_tokens)
 
 
 @kernel
@@ -113,7 +139,8 @@ def stop_waiting(router, i):
         ticket_at(router.tickets, ticket.after).before = ticket.before
     k = ticket.replica
     signals[WAITING, k] -= 1.0
-    signals[PENDING_PREFILL_TOKENS, k] -= ticket.prompt_tokens
+    signals[PENDING_PREFILL_TOKENS, k] -= ticket.prompt_tokens - ticket.cached_tokens
+    signals[PENDING_CACHED_TOKENS, k] -= ticket.cached_tokens
     if account.waiting_head == NOBODY:
         signals[SENT_AT_SUM, k] = 0.0  # nothing left of rounding errors, however long the router runs
     else:
@@ -128,6 +155,7 @@ def start(router, i, context_tokens):
     k = ticket.replica
     stop_waiting(router, i)
     ticket.is_started = 1
+    account_at(router.accounts, k).started_tokens += ticket.matched_tokens
     signals[DECODING, k] += 1.0
     signals[CONTEXT_TOKENS, k] += context_tokens
     signals[GENERATED_TOKENS, k] -= ticket.prompt_tokens - context_tokens
@@ -202,11 +230,63 @@ def book_over(router, i, num_output):
 
 
 @kernel
-def book_finished(router, i, num_output):
+def book_finished(router, i, num_output, cached_tokens, now):
+    """`cached_tokens`: of the prompt, found in the server's cache, if it said so; or -1."""
     book_over(router, i, num_output)
-    cls = length_class(ticket_at(router.tickets, i).prompt_tokens)
+    ticket = ticket_at(router.tickets, i)
+    if router.prefixes != 0:
+        if cached_tokens >= 0:
+            book_cached(router, i, cached_tokens)
+        capacity = signals_of(router)[KV_CAPACITY_TOKENS, ticket.replica]
+        touch_answered(router, ticket.replica, capacity, ticket, num_output, now)
+    cls = length_class(ticket.prompt_tokens)
     estimates = float_list(router.output_estimate, NUM_LENGTH_CLASSES)
     estimates[cls] += LEARN_LENGTH * (num_output - estimates[cls])
+
+
+@kernel
+def book_cached(router, i, cached_tokens):
+    """The server says how much of the prompt was in its cache."""
+    ticket = ticket_at(router.tickets, i)
+    account = account_at(router.accounts, ticket.replica)
+    account.num_reports += 1
+    if ticket.matched_tokens > 0:
+        learn_trust(account, ticket.matched_tokens, cached_tokens)
+    share = cached_tokens / ticket.prompt_tokens
+    signals = signals_of(router)
+    signals[HIT_SHARE, ticket.replica] += LEARN_HITS * (share - signals[HIT_SHARE, ticket.replica])
+
+
+@kernel
+def book_counters(router, k, queries, hits):
+    """The server's own counters: prompt tokens looked up in its cache, and found there. -> whether it is new.
+
+    They count from its start, so fewer than before mean another server. Where answers do not say what was
+    cached, these do, of all requests together.
+    """
+    account = account_at(router.accounts, k)
+    is_new = queries < account.counted_queries
+    if is_new:
+        book_lost_cache(router, k)
+    elif queries > account.counted_queries and account.num_reports == 0:
+        found = hits - account.counted_hits
+        if account.started_tokens > 0.0:
+            learn_trust(account, account.started_tokens, found)
+        share = found / (queries - account.counted_queries)
+        signals = signals_of(router)
+        signals[HIT_SHARE, k] += LEARN_HITS * (share - signals[HIT_SHARE, k])
+    account.started_tokens = 0.0
+    account.num_reports = 0
+    account.counted_queries = queries
+    account.counted_hits = hits
+    return is_new
+
+
+@kernel
+def book_lost_cache(router, k):
+    """The server was started anew."""
+    forget_cache(router, k)
+    signals_of(router)[HIT_SHARE, k] = 0.0
 
 
 @kernel
@@ -227,6 +307,7 @@ def book_failed(router, i, num_output):
 def book_lost_all(router, k):
     """The replica is gone, and everything that was sent to it with it."""
     signals = signals_of(router)
+    book_lost_cache(router, k)
     for row in SUMMED_ROWS:
         signals[row, k] = 0.0
     account = account_at(router.accounts, k)
@@ -252,6 +333,13 @@ def book_scraped(router, k, running, waiting, kv_use, scraped_at):
 
 
 @kernel
+def booked_tokens(signals, k):
+    """KV memory that the outstanding requests take. Cached prefixes that nobody uses are free to take."""
+    waiting = signals[PENDING_PREFILL_TOKENS, k] + signals[PENDING_CACHED_TOKENS, k]
+    return signals[CONTEXT_TOKENS, k] + waiting
+
+
+@kernel
 def derive_signals(router, now):
     """Fill the derived rows; only policies that read them pay for it."""
     signals = signals_of(router)
@@ -262,8 +350,8 @@ def derive_signals(router, now):
         signals[OLDEST_WAIT_S, k] = (
             now - ticket_at(router.tickets, oldest).sent_at if oldest != NOBODY else 0.0
         )
-        booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k]
-        signals[KV_USE, k] = booked / signals[KV_CAPACITY_TOKENS, k]
+        signals[KV_USE, k] = booked_tokens(signals, k) / signals[KV_CAPACITY_TOKENS, k]
+        signals[CACHE_FILL, k] = fill_of(router, k, signals[KV_CAPACITY_TOKENS, k])
         remaining = max(0.0, signals[EXPECTED_TOKENS, k] - signals[GENERATED_TOKENS, k])
         signals[REMAINING_TOKENS, k] = remaining
         backlog_s = signals[PENDING_PREFILL_TOKENS, k] * signals[PREFILL_S_PER_TOKEN, k]

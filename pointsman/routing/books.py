@@ -20,9 +20,12 @@ from pointsman.compiled.memory import address_of
 from pointsman.errors import InputError
 from pointsman.routing import streams
 from pointsman.routing.calibration import FIGURES, Estimate, Estimator, Figures, pooled, typical_step_s
+from pointsman.routing.hashing import LINK_BYTES, MAX_LINKS
+from pointsman.routing.prefixes import NUM_BYTES, NUM_COLUMNS, PrefixIndex, num_sets_in
 from pointsman.routing.records import (
     ACCOUNT,
     INITIAL_OUTPUT_ESTIMATE,
+    LINK,
     NOBODY,
     NUM_LENGTH_CLASSES,
     ROUTER,
@@ -58,17 +61,28 @@ FREE, OPEN, ORPHAN = range(3)  # state of a ticket; an orphan's replica was remo
 
 
 class Books:
-    def __init__(self, now: float | None = None, shared: SharedBooks | None = None, index: int = 0) -> None:
-        """`shared`: with other processes; ours is the book at `index`."""
+    def __init__(
+        self,
+        now: float | None = None,
+        shared: SharedBooks | None = None,
+        index: int = 0,
+        prefix_bytes: int = NUM_BYTES,
+    ) -> None:
+        """`shared`: with other processes; ours is the book at `index`.
+
+        `prefix_bytes`: of the index of prefixes, the same in all processes; 0: none is kept.
+        """
         self.shared, self.index = shared, index
+        self._prefixes = _prefix_index(prefix_bytes, shared, index) if prefix_bytes > 0 else None
         # Called by way of a local name: an attribute that is called takes longer to find than a method.
-        self._record_sent = direct(streams.record_sent, "iiiibf")
+        self._record_sent = direct(streams.record_sent, "iiiiiibf")
         self._record_first_token = direct(streams.record_first_token, "iif")
         self._record_tokens = direct(streams.record_tokens, "iiif")
-        self._record_finished = direct(streams.record_finished, "iiif")
+        self._record_finished = direct(streams.record_finished, "iiiif")
         self._record_failed = direct(streams.record_failed, "ii")
         self._record_accepting = direct(streams.record_accepting, "iii")
         self._record_scraped = direct(streams.record_scraped, "iiffff")
+        self._record_counters = direct(streams.record_counters, "iiff")
         self._now = time.monotonic() if now is None else now
         self.version = 0  # changes when addresses do
         self.prompt_scale = 1.0  # true over estimated length of prompts, by the servers' own counts
@@ -85,10 +99,15 @@ class Books:
         self.address = address_of(self._routers)
         self._estimates = np.full(NUM_LENGTH_CLASSES, float(INITIAL_OUTPUT_ESTIMATE))
         self._router.output_estimate = address_of(self._estimates)
+        self._router.prefixes = 0 if self._prefixes is None else self._prefixes.address
+        self._link_table = np.zeros(MAX_LINKS, LINK)
+        self._links_at = address_of(self._link_table)
+        self._link_bytes = self._link_table.view(np.uint8).data
         self._tickets = np.zeros(0, TICKET).view(np.recarray)
         self._states: list[int] = []
-        # Slot, prompt and time of those that were sent to a replica where nobody waited.
+        # Slot, tokens to compute and time of those that were sent to a replica where nobody waited.
         self._firsts: list[tuple[int, int, float] | None] = []
+        self._links: list[bytes] = []
         self._free: list[int] = []
         self._grow()
         self.signals = np.zeros((NUM_SIGNALS, 0))
@@ -127,6 +146,7 @@ class Books:
         account = self._accounts[row]
         account.waiting_head = account.waiting_tail = NOBODY
         account.last_step_at = account.rate_since = account.scraped_at = account.tokens_at = self._now
+        account.column = NOBODY if self._prefixes is None else self._prefixes.claim(name)
         account.windows = address_of(estimator.windows)
         self.signals[SCRAPED_AT, row] = self._now
         self.signals[ACCEPTING, row] = 1.0
@@ -137,6 +157,8 @@ class Books:
     def remove(self, slot: int) -> None:
         """The replica is gone; what is still open there may be finished, and counts for nothing."""
         row = self._rows[slot]
+        if self._prefixes is not None:
+            self._prefixes.give_up(self._names[row])
         self._rows[slot] = NOBODY
         for of_rows in (self._slots, self._names, self._estimators):
             del of_rows[row]
@@ -162,19 +184,32 @@ class Books:
         length = int(prompt_tokens * self.prompt_scale + 0.5)
         return 1 if length < 1 else length if length < MAX_PROMPT else MAX_PROMPT
 
-    def sent(self, slot: int, prompt_tokens: int, now: float, streams: bool = True) -> int:
+    def sent(
+        self, slot: int, prompt_tokens: int, now: float, streams: bool = True, links: bytes = b""
+    ) -> int:
         """-> the request's ticket. `streams`: whether its tokens will be seen one by one.
 
-        `prompt_tokens` as `prompt_length` gave them.
+        `prompt_tokens` as `prompt_length` gave them; `links` as PromptHasher does.
         """
         if not self._free:
             self._grow()
         ticket = self._free.pop()
         self._now = now
         self._states[ticket] = OPEN
+        self._links[ticket] = links
+        self._link_bytes[: len(links)] = links
         record_sent = self._record_sent
-        found_nobody = record_sent(self.address, self._rows[slot], ticket, prompt_tokens, streams, now)
-        self._firsts[ticket] = (slot, prompt_tokens, now) if found_nobody else None
+        to_compute = record_sent(
+            self.address,
+            self._rows[slot],
+            ticket,
+            prompt_tokens,
+            self._links_at,
+            len(links) // LINK_BYTES,
+            streams,
+            now,
+        )
+        self._firsts[ticket] = (slot, to_compute, now) if to_compute >= 0 else None
         return ticket
 
     def first_token(self, ticket: int, now: float) -> None:
@@ -183,10 +218,10 @@ class Books:
         self._now = now
         self._record_first_token(self.address, ticket, now)
         if (first := self._firsts[ticket]) is not None:
-            slot, prompt_tokens, sent_at = first
+            slot, to_compute, sent_at = first
             row = self._rows[slot]
             num_decoding = float(self.signals[DECODING, row])
-            self._estimators[row].saw_first_token(prompt_tokens, now - sent_at, num_decoding)
+            self._estimators[row].saw_first_token(to_compute, now - sent_at, num_decoding)
 
     def tokens(self, ticket: int, count: int, now: float) -> None:
         """More tokens of a request that has its first."""
@@ -197,9 +232,14 @@ class Books:
         record_tokens(self.address, ticket, count, now)
 
     def finished(
-        self, ticket: int, now: float, prompt_tokens: int | None = None, output_tokens: int | None = None
+        self,
+        ticket: int,
+        now: float,
+        prompt_tokens: int | None = None,
+        output_tokens: int | None = None,
+        cached_tokens: int | None = None,
     ) -> None:
-        """`prompt_tokens` and `output_tokens` as the server counted them, where it did."""
+        """Tokens as the server counted them, where it did; `cached_tokens`: of the prompt."""
         state = self._states[ticket]
         if state != OPEN:
             self._close(ticket)
@@ -208,8 +248,11 @@ class Books:
         self._free.append(ticket)
         self._now = now
         num_output = NOBODY if output_tokens is None else output_tokens
+        num_cached = NOBODY if cached_tokens is None else cached_tokens
+        links = self._links[ticket]
+        self._link_bytes[: len(links)] = links
         record_finished = self._record_finished
-        booked = record_finished(self.address, ticket, num_output, now)
+        booked = record_finished(self.address, ticket, num_output, num_cached, now)
         if prompt_tokens:
             # What was booked had the correction in it already.
             scale = self.prompt_scale
@@ -259,6 +302,23 @@ class Books:
         """What was found out about the replica by itself; the table may have more, by others like it."""
         return self._found[self._rows[slot]]
 
+    def has_capacity(self, slot: int, kv_capacity_tokens: float) -> None:
+        """The server says how large its KV memory is. What was told of it goes first."""
+        if self._estimators[self._rows[slot]].has_capacity(kv_capacity_tokens):
+            self._calibrate()
+
+    def counted(self, slot: int, queries: float, hits: float) -> bool:
+        """A server's counters: prompt tokens looked up in its cache, and found; -> was it started anew?"""
+        if not (math.isfinite(queries) and math.isfinite(hits)):
+            return False
+        return bool(self._record_counters(self.address, self._rows[slot], queries, hits))
+
+    def was_away(self, slot: int) -> None:
+        """The server did not answer: without counters that would tell, it may have been started anew."""
+        row = self._rows[slot]
+        if self._accounts[row].counted_queries == 0.0:
+            streams.record_lost_cache(self.address, row)
+
     def replica_signals(self, slot: int) -> dict[str, float]:
         """What is known of a replica, by name; derived signals as of the last decision that needed them."""
         row = self._rows[slot]
@@ -293,6 +353,7 @@ class Books:
         self._router.tickets = address_of(table)
         self._states += [FREE] * (after - before)
         self._firsts += [None] * (after - before)
+        self._links += [b""] * (after - before)
         self._free += range(after - 1, before - 1, -1)
 
     def _place_tables(self, rows: list[int]) -> None:
@@ -330,6 +391,15 @@ class Books:
         speeds = np.array([1.0 / typical_step_s(one) for one in figures])
         self.signals[WEIGHT] = speeds / speeds.mean()
         self._router.fits_anywhere = self.signals[MAX_PROMPT_TOKENS].min()
+
+
+def _prefix_index(num_bytes: int, shared: SharedBooks | None, process: int) -> PrefixIndex:
+    num_sets = num_sets_in(num_bytes, NUM_COLUMNS)
+    if shared is None:
+        return PrefixIndex(num_sets, NUM_COLUMNS)
+    return PrefixIndex(
+        num_sets, NUM_COLUMNS, path=shared.prefixes, num_processes=len(shared), process=process
+    )
 
 
 def _checked(told: Mapping[str, float]) -> Figures:

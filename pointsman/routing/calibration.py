@@ -10,8 +10,8 @@ what the router was told, else at those of Llama-3-8B on one A100, and are estim
   What was told counts as much as PRIOR_WEIGHT windows. If the last windows all took much longer or shorter
   than predicted, the server has changed, or is not what it was said to be: the fit starts anew from these
   windows, and what was told counts no more.
-- KV memory: the tokens the router has booked over the share the server says is in use. The median, unless
-  that is about what was told.
+- KV memory: what the server says of it, if nothing was told. Else the tokens the router has booked over the
+  share the server says is in use: the median, unless that is about what was told.
 
 Replicas that cannot be told apart get the same figures: a difference of a few per cent is noise, and would
 send all traffic of a quiet hour to one of two equal servers. Those that were said to be different stay so. A
@@ -56,10 +56,10 @@ SPEEDS = ("step_floor_s", "decode_s_per_token", "prefill_s_per_token")  # the fi
 USUAL_OVERHEAD_S = 0.005  # of a first token beside the steps: the way there and back, the API server
 # Replicas that differ by less are taken to be the same, or by fewer standard errors, in a typical step and in
 # each speed. A slow step may be sure long before anybody knows what 64 streams cost. Memory that is half as
-# large again is other hardware.
+# large again is other hardware, or a tenth by what the servers themselves say.
 ALIKE = math.log(1.1)
 DOUBT, SPEED_DOUBT = 2.0, 3.0
-KV_ALIKE = 1.5
+KV_ALIKE, REPORTED_KV_ALIKE = 1.5, 1.1
 FADE = 0.99  # what a window leaves of the weight of those before
 SHAPE_WEIGHT = 0.005  # of the usual proportions, beside 1 for a window
 FIRST_TOKEN_WEIGHT = 0.25  # of a window
@@ -186,6 +186,7 @@ class Estimate(NamedTuple):
     source: Source = "assumed"  # of the speeds
     told: Mapping[str, float] = NO_FIGURES
     errors: Mapping[str, float] = NO_FIGURES  # relative standard error of each speed
+    has_reported_kv: bool = False  # its KV memory is what the server says
 
 
 NOTHING_SEEN = Estimate({}, math.inf)
@@ -197,6 +198,7 @@ class Estimator:
     def __init__(self, told: Mapping[str, float] | None = None) -> None:
         self._told = dict(told or {})
         self._fit = SpeedFit(self._told)
+        self._reported_kv: float | None = None
         self._capacities: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._first_tokens: deque[tuple[int, float, float]] = deque(maxlen=NUM_FIRST_TOKENS)
         self._is_news = False
@@ -231,21 +233,29 @@ class Estimator:
         if kv_use >= MIN_KV_USE and num_booked_tokens > 0:
             self._capacities.append(num_booked_tokens / min(kv_use, 1.0))
 
+    def has_capacity(self, kv_capacity_tokens: float) -> bool:
+        """The server says how large its KV memory is; -> whether that is news."""
+        if KV in self._told or kv_capacity_tokens == self._reported_kv:
+            return False
+        self._reported_kv = kv_capacity_tokens
+        return True
+
     def estimate(self) -> Estimate:
-        told, fit = self._told, self._fit
+        told, fit, reported = self._told, self._fit, self._reported_kv
         found = dict(told)
         if fit.is_sure and fit.weight > 0.0:
             found |= fit.figures()
-        if len(self._capacities) >= MIN_SAMPLES:
+        if reported is None and len(self._capacities) >= MIN_SAMPLES:
             capacity = float(np.median(self._capacities))
             if not abs(math.log(capacity / found.get(KV, math.nan))) < KV_DOUBT:
                 found[KV] = capacity
         lowest = {name: min(value, told.get(name, value)) for name, value in LOWEST.items()}
         bounded = {name: max(lowest[name], value) for name, value in found.items()}
+        if reported is not None:
+            bounded[KV] = reported
         source: Source = "measured" if fit.weight >= MIN_WEIGHT else "told" if fit.is_sure else "assumed"
-        if not fit.is_sure:
-            return Estimate(bounded, math.inf, source, told)
-        return Estimate(bounded, fit.error(), source, told, fit.errors())
+        error, errors = (fit.error(), fit.errors()) if fit.is_sure else (math.inf, NO_FIGURES)
+        return Estimate(bounded, error, source, told, errors, reported is not None)
 
     def forget_if_old(self) -> None:
         """Start anew if nothing was seen since this was last called."""
@@ -289,8 +299,10 @@ def pooled(estimates: Sequence[Estimate]) -> list[Figures]:
 
 def _is_alike(common: Figures, group: Sequence[Estimate], other: Estimate) -> bool:
     """Whether the same was told of them, and neither memory, typical step nor one of the speeds differs."""
-    sizes = [one.figures[KV] for one in (group[0], other) if KV in one.figures]
-    if other.told != group[0].told or max(sizes, default=1.0) >= KV_ALIKE * min(sizes, default=1.0):
+    first = group[0]
+    sizes = [one.figures[KV] for one in (first, other) if KV in one.figures]
+    limit = REPORTED_KV_ALIKE if first.has_reported_kv and other.has_reported_kv else KV_ALIKE
+    if other.told != first.told or max(sizes, default=1.0) >= limit * min(sizes, default=1.0):
         return False
     mean, found = _mean(common, group), common | other.figures
     error = math.hypot(min(one.error for one in group), other.error)

@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pointsman.errors import InputError
 from pointsman.routing.books import Books
 from pointsman.routing.decider import Decider
+from pointsman.routing.hashing import PromptHasher
 from pointsman.routing.policy import HoldSpec, PolicySpec
+from pointsman.routing.prefixes import NUM_BYTES
 from pointsman.routing.records import NEVER, NOBODY, UNKNOWN
 from pointsman.routing.sharing import SharedBooks
 
@@ -41,6 +43,8 @@ class Request:
     session: int = NOBODY  # `session_number` of whatever names a conversation
     arrived_at: float = field(default_factory=time.monotonic)
     hold_until: float = NEVER  # written by a decision to hold
+    prompt: str | Sequence[int] | None = None  # its text or its token ids: what may be cached somewhere
+    links: bytes = b""  # of the prompt: written by the first decision, or `links_of_blocks`
 
 
 def session_number(name: str) -> int:
@@ -60,14 +64,17 @@ class Core:
         max_hold_s: float = HoldSpec().max_hold_s,
         shared: SharedBooks | None = None,
         index: int = 0,
+        prefix_bytes: int = NUM_BYTES,
         now: float | None = None,
     ) -> None:
         """`policy`: a heuristic, `default`, a run directory or a file.
 
         `replicas`: their names, or for each what is said of its speed and memory (calibration.FIGURES), which
         traffic corrects. `shared`: the books of all processes, ours the one at `index`.
+        `prefix_bytes`: memory of the index that says which prompts were sent where; 0: none is kept.
         """
-        self._books = Books(now, shared, index)
+        self._books = Books(now, shared, index, prefix_bytes)
+        self._hasher = PromptHasher()
         self._slots: dict[str, int] = {}
         self._names: dict[int, str] = {}
         known = replicas if isinstance(replicas, Mapping) else dict.fromkeys(replicas)
@@ -125,13 +132,16 @@ class Core:
         because it failed there or they lack its model. A held request is decided anew when something has
         happened (a first token, an end, a scrape), and at least every second.
         """
+        if request.prompt is not None and not request.links:
+            request.links = self._links(request.prompt, request.prompt_tokens)
         slots = [self._slot(name) for name in excluded]
         action = self._decider.decide(request, queue_size, _clock(now), slots)
         return self._names[action - 1] if action else None
 
     def sent(self, request: Request, replica: str, streams: bool = True, now: float | None = None) -> int:
         """-> a ticket for this sending. `streams`: its tokens will be seen one by one."""
-        return self._books.sent(self._slot(replica), request.prompt_tokens, _clock(now), streams)
+        slot = self._slot(replica)
+        return self._books.sent(slot, request.prompt_tokens, _clock(now), streams, request.links)
 
     def first_token(self, ticket: int, now: float | None = None) -> None:
         self._books.first_token(ticket, _clock(now))
@@ -145,10 +155,11 @@ class Core:
         ticket: int,
         prompt_tokens: int | None = None,
         output_tokens: int | None = None,
+        cached_tokens: int | None = None,
         now: float | None = None,
     ) -> None:
-        """`prompt_tokens` and `output_tokens` as the server counted them, where it did."""
-        self._books.finished(ticket, _clock(now), prompt_tokens, output_tokens)
+        """Tokens as the server counted them, where it did: `usage`, with `prompt_tokens_details`."""
+        self._books.finished(ticket, _clock(now), prompt_tokens, output_tokens, cached_tokens)
 
     def failed(self, ticket: int, now: float | None = None) -> None:
         """Refused, broken off, or given up by its client."""
@@ -165,6 +176,10 @@ class Core:
         """The server's own gauges, as they were at `now`; None: it did not say."""
         self._books.scraped(self._slot(replica), running, waiting, kv_use, _clock(now))
 
+    def counted(self, replica: str, queries: float, hits: float) -> None:
+        """The server's counters `vllm:prefix_cache_queries_total` and `vllm:prefix_cache_hits_total`."""
+        self._books.counted(self._slot(replica), queries, hits)
+
     # For people.
 
     def signals(self, replica: str) -> dict[str, float]:
@@ -178,6 +193,11 @@ class Core:
     def explain(self) -> dict[str, Any]:
         """Why the last decision was made: ask right after `decide`, before anything else is booked."""
         return self._decider.explain()
+
+    def _links(self, prompt: str | Sequence[int], prompt_tokens: int) -> bytes:
+        if isinstance(prompt, str):
+            return self._hasher.of_text(prompt.encode(), prompt_tokens)
+        return self._hasher.of_tokens(prompt)
 
     def _slot(self, replica: str) -> int:
         if replica not in self._slots:

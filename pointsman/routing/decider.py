@@ -19,9 +19,11 @@ from pointsman.routing import deciding, reasons
 from pointsman.routing.books import Books
 from pointsman.routing.deciding import HOLD
 from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
+from pointsman.routing.hashing import LINK_BYTES, MAX_LINKS
 from pointsman.routing.heuristics import LEARNED
 from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables
 from pointsman.routing.reasons import NUM_NOTED, Reason
+from pointsman.routing.records import LINK
 from pointsman.routing.signals import ACCEPTING
 from pointsman.routing.streams import record_accepting
 from pointsman.spec import parse_spec
@@ -34,6 +36,7 @@ EXPLAINED = (
     "ttft_s",
     "step_s",
     "scraped_kv_use",
+    "expected_hit_tokens",
 )
 
 
@@ -46,6 +49,7 @@ class RequestToPlace(Protocol):
 
     prompt_tokens: int  # as `Books.prompt_length` gave them
     max_tokens: int  # of output, at most, by its client; UNKNOWN
+    links: bytes  # of its prompt, as PromptHasher gave them; may be empty
     session: int  # NOBODY: none
     arrived_at: float
     hold_until: float  # written by a decision to hold; NEVER before the first
@@ -79,7 +83,7 @@ class Decider:
         max_hold_s: float = HoldSpec().max_hold_s,
     ) -> None:
         """`policy`: a heuristic, `default` or a path. After `max_hold_s` a request must be sent."""
-        self._decide = direct(deciding.decide, "iiiiffif")
+        self._decide = direct(deciding.decide, "iiiiiffif")
         self._note = direct(reasons.note, "iii")
         self._noted = np.zeros(NUM_NOTED)
         self._noted_at = address_of(self._noted)
@@ -94,6 +98,9 @@ class Decider:
         self._record = self._records[0]
         self._record.memory.rng = first_state(seed, 0xDEC1DE)
         self._record.max_hold_s = max_hold_s
+        self._links = np.zeros(MAX_LINKS, LINK)
+        self._link_bytes = self._links.view(np.uint8).data
+        self._record.links = address_of(self._links)
         self._action = HOLD
         self._version = -1
         self._fit()
@@ -129,11 +136,14 @@ class Decider:
         if self.books.version != self._version:
             self._fit()
         closed = self._close(excluded) if excluded else ()
+        links = request.links
+        self._link_bytes[: len(links)] = links
         decide = self._decide
         try:
             action: int = decide(
                 self._address,
                 request.prompt_tokens,
+                len(links) // LINK_BYTES,
                 request.session,
                 request.max_tokens,
                 request.arrived_at,
@@ -173,9 +183,12 @@ class Decider:
         entities = np.zeros((count, NUM_ENTITY_FEATURES), np.float32)
         context = np.zeros(NUM_CONTEXT_FEATURES, np.float32)
         legal = np.zeros(count + 1, np.bool_)
+        links = request.links
+        self._link_bytes[: len(links)] = links
         deciding.observe_now(
             self._address,
             request.prompt_tokens,
+            len(links) // LINK_BYTES,
             request.arrived_at,
             queue_size,
             now,

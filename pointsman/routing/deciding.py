@@ -27,6 +27,7 @@ from pointsman.routing.sharing import merge_books
 from pointsman.routing.signals import (
     ACCEPTING,
     DECODE_S_PER_TOKEN,
+    EXPECTED_HIT_TOKENS,
     KV_CAPACITY_TOKENS,
     MAX_PROMPT_TOKENS,
     OUTSTANDING,
@@ -56,6 +57,7 @@ DECIDER = np.dtype(
         ("num_books", "i8"),  # 1: nobody else's
         ("own_book", "i8"),
         ("merged", "i8"),  # [NUM_SIGNALS, R] f8, to add them up in
+        ("links", "i8"),  # [MAX_LINKS] LINK, of the request to decide about
     ],
     align=True,
 )
@@ -127,7 +129,9 @@ def any_alike(router, memory, legal, action):
 
 @kernel
 def is_alike(signals, k, other):
-    """Whether two replicas have nothing to do and are of the same kind."""
+    """Whether two replicas have nothing to do and are of the same kind, with no less of the prompt cached."""
+    if signals[EXPECTED_HIT_TOKENS, other] < signals[EXPECTED_HIT_TOKENS, k]:
+        return False
     if signals[OUTSTANDING, k] != 0.0 or signals[OUTSTANDING, other] != 0.0:
         return False
     for row in (KV_CAPACITY_TOKENS, PREFILL_S_PER_TOKEN, DECODE_S_PER_TOKEN, STEP_FLOOR_S):
@@ -153,7 +157,9 @@ def decide_or_hold(router, memory, policy, ask, now):
 
 
 @kernel
-def place(decider, router, prompt_tokens, session, max_tokens, arrived_at, hold_until, queue_size):
+def place(
+    decider, router, prompt_tokens, num_links, session, max_tokens, arrived_at, hold_until, queue_size, now
+):
     """The request that is decided about is this one."""
     signals = signals_of(router)
     # The prompt is cut to what the largest replica holds: it is for the server to refuse what is too long.
@@ -168,16 +174,20 @@ def place(decider, router, prompt_tokens, session, max_tokens, arrived_at, hold_
     ask.seen_tokens = 0
     ask.arrived_at = arrived_at
     ask.hold_until = hold_until
+    ask.links = decider.links
+    ask.num_links = num_links
+    ask.answer_key = 0
     router.queue_size = queue_size
     router.max_hold_s = decider.max_hold_s
-    prepare(router, ask)
+    prepare(router, ask, now)
 
 
 @entry_point
-def decide(deciders, prompt_tokens, session, max_tokens, arrived_at, hold_until, queue_size, now):
+def decide(deciders, prompt_tokens, num_links, session, max_tokens, arrived_at, hold_until, queue_size, now):
     """The policy's action for a request, 0 if no replica accepts any; BROKEN if the policy is.
 
-    deciders is an address, as everywhere here. A hold leaves `hold_until` in the decider's `ask`.
+    deciders is an address, as everywhere here; the links are where its record says. A hold leaves
+    `hold_until` in the decider's `ask`.
     """
     decider = decider_at(deciders, 0)
     router = router_at(decider.router, 0)
@@ -187,7 +197,18 @@ def decide(deciders, prompt_tokens, session, max_tokens, arrived_at, hold_until,
         return HOLD
     for k in range(router.num_replicas):
         bring_up_to_date(router, k, now)
-    place(decider, router, prompt_tokens, session, max_tokens, arrived_at, hold_until, queue_size)
+    place(
+        decider,
+        router,
+        prompt_tokens,
+        num_links,
+        session,
+        max_tokens,
+        arrived_at,
+        hold_until,
+        queue_size,
+        now,
+    )
     own_signals = router.signals
     if decider.num_books > 1:
         merge_books(
@@ -205,13 +226,13 @@ def decide(deciders, prompt_tokens, session, max_tokens, arrived_at, hold_until,
 
 
 @entry_point
-def observe_now(deciders, prompt_tokens, arrived_at, queue_size, now, entities, context, legal):
+def observe_now(deciders, prompt_tokens, num_links, arrived_at, queue_size, now, entities, context, legal):
     """Fill entities [R, F] f4, context [C] f4 and legal [R + 1] bytes, all by address, without deciding."""
     decider = decider_at(deciders, 0)
     router = router_at(decider.router, 0)
     for k in range(router.num_replicas):
         bring_up_to_date(router, k, now)
-    place(decider, router, prompt_tokens, -1, 0, arrived_at, now, queue_size)
+    place(decider, router, prompt_tokens, num_links, -1, 0, arrived_at, now, queue_size, now)
     observe(
         router,
         policy_at(decider.policy, 0),

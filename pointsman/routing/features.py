@@ -82,6 +82,13 @@ DELAY_GAP = _replica("delay_gap", "log2(1 + s/2)", "hint", "the difference to th
 MEASURED_DELAY_RATIO = _replica(
     "measured_delay_ratio", "log2 of the best's", "hint", "the ratio by the latest steps, noise and all"
 )
+# New features go to the end: policies that were trained before know the first ones.
+HIT = _replica("hit", "share of the prompt", "prefix", "expected in the cache there")
+HIT_GAP = _replica(
+    "hit_gap", "log2(1 + s/2)", "prefix", "time to compute what the best has cached and it has not"
+)
+HIT_SHARE = _replica("hit_share", "share", "prefix", "of the prompts lately, found in its cache")
+CACHE_FILL = _replica("cache_fill", "share", "prefix", "of its KV memory that holds something, in use or not")
 
 PROMPT = _context("prompt", "log2(tokens / 512)", "request", "of the request to place")
 EXPECTED_OUTPUT = _context(
@@ -101,6 +108,7 @@ ROOM_SHARE = _context("room_share", "share", "global", "replicas with room for t
 ACCEPTING_SHARE = _context("accepting_share", "share", "global", "replicas that accept requests")
 BEST_DELAY = _context("best_delay", "log2(1 + s/20)", "hint", "waiting added at the best replica")
 SCRAPE_AGE = _context("scrape_age", "log2(1 + s/2)", "scraped", "age of the scraped values")
+BEST_HIT = _context("best_hit", "share of the prompt", "prefix", "expected in the cache that has most of it")
 
 ENTITY_FEATURES = tuple(_of_replica)
 NUM_ENTITY_FEATURES = len(ENTITY_FEATURES)

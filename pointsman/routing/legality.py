@@ -8,11 +8,11 @@ comes back with `seen_tokens`, and goes where there is more.
 from __future__ import annotations
 
 from pointsman.compiled.jit import kernel
-from pointsman.routing.booking import expected_output, signals_of
+from pointsman.routing.booking import booked_tokens, expected_output, signals_of
+from pointsman.routing.prefixes import expect_hits
 from pointsman.routing.records import UNKNOWN
 from pointsman.routing.signals import (
     ACCEPTING,
-    CONTEXT_TOKENS,
     KV_CAPACITY_TOKENS,
     MAX_PROMPT_TOKENS,
     OUTSTANDING,
@@ -24,7 +24,7 @@ AMPLE = 0.8  # of the memory that may be booked
 
 
 @kernel
-def prepare(router, ask):
+def prepare(router, ask, now):
     """Fill what the router expects of the request; before anything else is asked about it."""
     ask.expected_output = expected_output(router, ask.prompt_tokens)
     known = float(max(ask.prompt_tokens, ask.seen_tokens + 1))
@@ -32,6 +32,7 @@ def prepare(router, ask):
     if wished > router.fits_anywhere:  # an expectation that nobody can meet must not keep it waiting
         wished = min(wished, largest_memory(router, ask))
     ask.needs_tokens = max(known, wished)
+    expect_hits(router, signals_of(router), ask, now)
 
 
 @kernel
@@ -70,8 +71,7 @@ def has_memory(signals, k, prompt_tokens, kv_limit):
     """Whether replica k has KV memory for the request's prompt, as far as the router can tell."""
     if signals[OUTSTANDING, k] == 0.0:
         return True
-    booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k] + prompt_tokens
-    return booked <= kv_limit * signals[KV_CAPACITY_TOKENS, k]
+    return booked_tokens(signals, k) + prompt_tokens <= kv_limit * signals[KV_CAPACITY_TOKENS, k]
 
 
 @kernel

@@ -13,14 +13,16 @@ import numpy as np
 from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import byte_list, single_list, single_table
 from pointsman.routing import features
-from pointsman.routing.booking import derive_signals, signals_of
+from pointsman.routing.booking import booked_tokens, derive_signals, signals_of
 from pointsman.routing.features import NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
 from pointsman.routing.legality import fill_legal, has_room
 from pointsman.routing.signals import (
     ACCEPTING,
-    CONTEXT_TOKENS,
+    CACHE_FILL,
     DECODE_S_PER_TOKEN,
     DECODING,
+    EXPECTED_HIT_TOKENS,
+    HIT_SHARE,
     KV_CAPACITY_TOKENS,
     MEAN_WAIT_S,
     OLDEST_WAIT_S,
@@ -75,7 +77,8 @@ def delay_added(signals, k, prompt, output, slowdown):
     first token counts OWN_WEIGHT times: that is the wait a user sees, and it keeps the tail short.
     """
     others = signals[OUTSTANDING, k]
-    prefill_s = (signals[PENDING_PREFILL_TOKENS, k] + prompt) * signals[PREFILL_S_PER_TOKEN, k]
+    to_compute = signals[PENDING_PREFILL_TOKENS, k] + prompt - signals[EXPECTED_HIT_TOKENS, k]
+    prefill_s = to_compute * signals[PREFILL_S_PER_TOKEN, k]
     step_s = signals[STEP_FLOOR_S, k] + 2.0 * others * signals[DECODE_S_PER_TOKEN, k]
     return slowdown * ((OWN_WEIGHT + others) * prefill_s + output * step_s)
 
@@ -122,17 +125,17 @@ def fill_observation(router, policy, ask, now, entities, context):
     sum_outstanding = sum_squares = sum_kv = sum_backlog = 0.0
     min_outstanding = min_kv = min_backlog = np.inf
     max_outstanding = 0.0
-    num_room = num_accepting = scrape_age_s = 0.0
+    num_room = num_accepting = scrape_age_s = best_hit = 0.0
     for k in range(num_replicas):
         outstanding = signals[OUTSTANDING, k]
-        booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k]
-        kv = booked / signals[KV_CAPACITY_TOKENS, k]
+        kv = booked_tokens(signals, k) / signals[KV_CAPACITY_TOKENS, k]
         sum_outstanding += outstanding
         sum_squares += outstanding * outstanding
         sum_kv += kv
         sum_backlog += signals[PREFILL_BACKLOG_S, k]
         if signals[ACCEPTING, k] > 0.0:
             num_accepting += 1.0
+            best_hit = max(best_hit, signals[EXPECTED_HIT_TOKENS, k])
             scrape_age_s = max(scrape_age_s, signals[SCRAPE_AGE_S, k])
             num_room += has_room(signals, k, prompt, policy)
             min_outstanding = min(min_outstanding, outstanding)
@@ -147,9 +150,9 @@ def fill_observation(router, policy, ask, now, entities, context):
     for k in range(num_replicas):
         outstanding = signals[OUTSTANDING, k]
         capacity = signals[KV_CAPACITY_TOKENS, k]
-        booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k] + prompt
+        booked = booked_tokens(signals, k) + prompt
         backlog_s = signals[PREFILL_BACKLOG_S, k]
-        own_s = prompt * signals[PREFILL_S_PER_TOKEN, k]
+        own_s = (prompt - signals[EXPECTED_HIT_TOKENS, k]) * signals[PREFILL_S_PER_TOKEN, k]
         predicted_s = signals[STEP_FLOOR_S, k] + outstanding * signals[DECODE_S_PER_TOKEN, k]
         delay_s = delay_added(signals, k, prompt, output, slowdown_of(signals, k, usual))
         excess = step_excess(signals, k, STEP_S)
@@ -189,6 +192,11 @@ def fill_observation(router, policy, ask, now, entities, context):
         row[features.DELAY_RATIO] = bounded_log2(delay_s / best)
         row[features.DELAY_GAP] = min(8.0, log2p((delay_s - best) / ttft_limit_s))
         row[features.MEASURED_DELAY_RATIO] = bounded_log2(measured_s / best_measured)
+        gap_s = (best_hit - signals[EXPECTED_HIT_TOKENS, k]) * signals[PREFILL_S_PER_TOKEN, k]
+        row[features.HIT] = signals[EXPECTED_HIT_TOKENS, k] / prompt
+        row[features.HIT_GAP] = log2p(gap_s / ttft_limit_s)
+        row[features.HIT_SHARE] = signals[HIT_SHARE, k]
+        row[features.CACHE_FILL] = signals[CACHE_FILL, k]
 
     spread = sum_squares / num_replicas - mean_outstanding * mean_outstanding
     context[features.PROMPT] = math.log2(max(1.0, prompt) / 512.0)
@@ -208,6 +216,7 @@ def fill_observation(router, policy, ask, now, entities, context):
     context[features.ACCEPTING_SHARE] = num_accepting / num_replicas
     context[features.BEST_DELAY] = log2p(best / (10.0 * ttft_limit_s))
     context[features.SCRAPE_AGE] = log2p(scrape_age_s / TTFT_LIMIT_S)
+    context[features.BEST_HIT] = best_hit / prompt
     return outstanding_range
 
 

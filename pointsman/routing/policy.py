@@ -49,6 +49,9 @@ class PolicySpec(Spec):
     name: str | None = Field(default=None, description="what tables call it; absent = its kind")
     checkpoint: Path | None = Field(default=None, description="learned: a file of `pointsman train`")
     weights: dict[str, float] = Field(default={}, description="linear-score: weight of each signal")
+    parameters: dict[str, float] = Field(
+        default={}, description="of a heuristic that has any (see `pointsman policies`); absent = usual"
+    )
     kv_limit: float = Field(
         default=0.95,
         gt=0,
@@ -86,6 +89,18 @@ class PolicySpec(Spec):
             )
         if self.kind != "linear-score" and self.weights:
             raise InputError("policy.weights", self.weights, "only for linear-score", "leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _parameters_fit(self) -> Self:
+        known = {one.name: one for one in HEURISTICS[self.kind].parameters} if self.kind in HEURISTICS else {}
+        for name, value in self.parameters.items():
+            if name not in known:
+                remedy = f"known: {', '.join(known)}" if known else "leave it out"
+                raise InputError("policy.parameters", name, f"{self.kind} has no such parameter", remedy)
+            if not known[name].lowest <= value <= known[name].highest:
+                remedy = f"from {known[name].lowest:g} to {known[name].highest:g}"
+                raise InputError(f"policy.parameters.{name}", value, "out of range", remedy)
         return self
 
     @model_validator(mode="after")
@@ -127,6 +142,10 @@ class PolicyTables:
         row.kind = HEURISTICS[spec.kind].kind
         row.kv_limit = spec.kv_limit
         row.prefill_limit = spec.prefill_limit_tokens
+        parameters = np.zeros(heuristics.MAX_PARAMETERS)
+        row.parameters = self.rows.hold(parameters)
+        for number, one in enumerate(HEURISTICS[spec.kind].parameters):
+            parameters[number] = spec.parameters.get(one.name, one.default)
         weights = np.zeros(NUM_SIGNALS)
         row.weights = self.rows.hold(weights)
         for name, weight in spec.weights.items():
@@ -136,7 +155,8 @@ class PolicyTables:
     def _fill_learned(self, row: Any, checkpoint: Checkpoint, max_replicas: int) -> None:
         """Weights are shared by the clusters, working memory is not: clusters run on several threads."""
         if id(checkpoint) not in self._networks:
-            # Other features would be read as these, and too many replicas beyond the end of an mlp's arrays.
+            # Others would be read as these, and too many replicas beyond the end of an mlp's arrays. Features
+            # that are new since it was trained come last, and it does not read so far.
             num_slots = max(checkpoint.space.num_entities, max_replicas)
             space = EntitySpace(num_slots, ENTITY_FEATURES, CONTEXT_FEATURES, ())
             checkpoint.require_space(space, "policy")
@@ -159,6 +179,14 @@ class PolicyTables:
         row.logits = self.rows.hold(np.zeros(max_replicas + 1, np.float32))
         row.scratch = self.rows.hold(np.zeros(scratch_size(network.rows[0], max_replicas), np.float32))
         row.state = self.rows.hold(np.zeros(int(network.rows[0].width), np.float32))
+
+
+def lacking(policy: PolicySpec) -> list[str]:
+    """Features that are new since a learned policy was trained; it decides without them."""
+    if policy.checkpoint is None:
+        return []
+    space = EntitySpace(1, ENTITY_FEATURES, CONTEXT_FEATURES, ())
+    return load_checkpoint(policy.checkpoint, "policy.checkpoint").lacks(space)
 
 
 def fill_memory(memory: Any, keeper: Records, num_replicas: int, rng: int) -> None:

@@ -27,6 +27,7 @@ ROUTER = np.dtype(
         ("accounts", "i8"),  # [R] ACCOUNT
         ("tickets", "i8"),  # [T] TICKET
         ("output_estimate", "i8"),  # [NUM_LENGTH_CLASSES] f8
+        ("prefixes", "i8"),  # [1] INDEX: which prefixes were sent where; 0: not kept
         ("num_replicas", "i8"),
         ("num_accepting", "i8"),
         ("queue_size", "i8"),  # requests at the router, the one to place among them
@@ -58,6 +59,15 @@ ACCOUNT = np.dtype(
         ("window_prompt_tokens", "f8"),
         ("windows", "i8"),  # [NUM_WINDOWS, 4] f8: the last of them
         ("num_windows", "i8"),  # that were ever written there
+        # Its prefix cache, as far as the index knows; see prefixes.py.
+        ("column", "i8"),  # of the index; NOBODY: none was left
+        ("oldest", "i8"),  # stamp that is still taken to be cached, when the last request was asked about
+        ("matched_tokens", "f8"),  # lately, of which the index said that they are cached
+        ("found_tokens", "f8"),  # and of which the server said so too
+        ("num_reports", "i8"),  # answers that said how much of their prompt was cached
+        ("started_tokens", "f8"),  # like matched, of requests that began since the counters were last read
+        ("counted_queries", "f8"),  # the server's own counters: prompt tokens looked up in its cache
+        ("counted_hits", "f8"),  # and found there
     ],
     align=True,
 )
@@ -74,6 +84,11 @@ TICKET = np.dtype(
         ("before", "i4"),  # its neighbours among the waiting
         ("after", "i4"),
         ("is_started", "i4"),  # its first token was seen, or must have come
+        ("cached_tokens", "i4"),  # of its prompt, that need not be computed as far as the router can tell
+        ("matched_tokens", "i4"),  # the same by the index alone, however wrong that has been lately
+        ("num_links", "i4"),
+        ("links", "i8"),  # as of ASK
+        ("answer_key", "i8"),
     ],
     align=True,
 )
@@ -105,6 +120,32 @@ LINK = np.dtype(
     align=True,
 )
 
+# Which prefixes were sent where (prefixes.py): a table of `num_sets` times WAYS prefixes.
+INDEX = np.dtype(
+    [
+        ("num_sets", "i8"),  # a power of two
+        ("num_columns", "i8"),  # C: replicas that it tells apart
+        ("keys", "i8"),  # [num_sets, WAYS] i8; 0 = free
+        ("prefixes", "i8"),  # [num_sets, WAYS] SIGHTING
+        ("stamps", "i8"),  # [num_sets, WAYS, C] i8: the clock of that column when it was last used; 0 = never
+        ("clocks", "i8"),  # [num_clocks, C] i8: tokens that went into each cache, by process
+        ("num_clocks", "i8"),
+        ("own_clock", "i8"),  # row of the process
+        ("began", "i8"),  # [C] i8: the clock when the cache was empty
+        ("max_age_s", "f8"),  # what was not used for so long is forgotten
+    ],
+    align=True,
+)
+
+SIGHTING = np.dtype(
+    [
+        ("used_at", "f8"),
+        ("answer_tokens", "i4"),  # of the last answer to the prompt that ended here; 0: nobody saw one
+        ("answer_column", "i4"),  # who gave it
+    ],
+    align=True,
+)
+
 POLICY = np.dtype(
     [
         ("kind", "i8"),
@@ -116,6 +157,10 @@ POLICY = np.dtype(
         ("ttft_limit_s", "f8"),  # the service level that features of time are compared with
         ("step_limit_s", "f8"),
         ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score
+        (
+            "parameters",
+            "i8",
+        ),  # address of [MAX_PARAMETERS] f8: of a heuristic, in the order of its declaration
         # Learned: addresses of the network and of its working memory for this router.
         ("network", "i8"),
         ("max_replicas", "i8"),  # R: of the working memory
@@ -144,4 +189,6 @@ router_at = row_accessor(ROUTER)
 account_at = row_accessor(ACCOUNT)
 ticket_at = row_accessor(TICKET)
 link_at = row_accessor(LINK)
+index_at = row_accessor(INDEX)
+sighting_at = row_accessor(SIGHTING)
 policy_at = row_accessor(POLICY)

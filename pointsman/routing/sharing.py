@@ -43,6 +43,7 @@ class SharedBooks:
 
     def __init__(self, path: Path, count: int) -> None:
         """The file is made by whoever comes first."""
+        self.prefixes = path.with_name(f"{path.name}-prefixes")  # the file of the index (prefixes.py)
         with path.open("a+b") as file:
             file.truncate(count * BOOK.itemsize)
             self._memory = mmap.mmap(file.fileno(), count * BOOK.itemsize)

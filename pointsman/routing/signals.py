@@ -46,7 +46,14 @@ OUTSTANDING = _signal("outstanding", "requests", OWN, SUM, "sent and not finishe
 WAITING = _signal("waiting", "requests", OWN, SUM, "sent, first token not seen yet")
 DECODING = _signal("decoding", "requests", OWN, SUM, "first token seen, not finished")
 PENDING_PREFILL_TOKENS = _signal(
-    "pending_prefill_tokens", "tokens", OWN, SUM, "prompt tokens of the waiting requests"
+    "pending_prefill_tokens",
+    "tokens",
+    OWN,
+    SUM,
+    "prompt tokens of the waiting requests, cached ones left out",
+)
+PENDING_CACHED_TOKENS = _signal(
+    "pending_cached_tokens", "tokens", OWN, SUM, "prompt tokens of the waiting requests that should be cached"
 )
 CONTEXT_TOKENS = _signal(
     "context_tokens", "tokens", OWN, SUM, "prompt and generated tokens of the decoding requests"
@@ -68,6 +75,9 @@ TOKEN_RATE = _signal(
     "token_rate", "tokens/s", OWN, SUM, "moving average of the output tokens seen per second"
 )
 TOKEN_RATE_SLOW = _signal("token_rate_slow", "tokens/s", OWN, SUM, "the same over a longer past")
+HIT_SHARE = _signal(
+    "hit_share", "share", OWN, MEASURED, "moving average of the cached share of prompts, by the server's word"
+)
 ACCEPTING = _signal("accepting", "0 or 1", OWN, SAME, "healthy and not draining")
 SCRAPED_RUNNING = _signal(
     "scraped_running", "requests", SCRAPED, SAME, "requests the server says it is running"
@@ -96,6 +106,12 @@ TTFT_TREND_S = _signal(
 )
 TOKEN_RATE_TREND = _signal(
     "token_rate_trend", "tokens/s", DERIVED, SAME, "short minus long moving average of the token rate"
+)
+EXPECTED_HIT_TOKENS = _signal(
+    "expected_hit_tokens", "tokens", DERIVED, SAME, "of this request's prompt, that should be cached there"
+)
+CACHE_FILL = _signal(
+    "cache_fill", "share", DERIVED, SAME, "of the KV memory that holds something, in use or not"
 )
 SCRAPE_AGE_S = _signal("scrape_age_s", "s", DERIVED, SAME, "age of the scraped values")
 QUEUE_LENGTH = _signal("queue_length", "requests", ORACLE, SAME, "the server's own queue at this instant")

@@ -18,13 +18,16 @@ from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import float_table
 from pointsman.routing.booking import (
     book_accepting,
+    book_counters,
     book_failed,
     book_finished,
     book_first_token,
+    book_lost_cache,
     book_scraped,
     book_sent,
     book_step,
     book_tokens,
+    booked_tokens,
     expected_output,
     forget_tokens,
     signals_of,
@@ -32,7 +35,6 @@ from pointsman.routing.booking import (
 )
 from pointsman.routing.records import NEVER, NOBODY, account_at, router_at, ticket_at
 from pointsman.routing.signals import (
-    CONTEXT_TOKENS,
     DECODING,
     KV_CAPACITY_TOKENS,
     MEASURED_ROWS,
@@ -52,19 +54,23 @@ FORGET_S = 10.0  # nor do the steps and first tokens of a replica that has had n
 
 
 @entry_point
-def record_sent(routers, k, i, prompt_tokens, is_streaming, now):
-    """Ticket i goes to replica k; -> whether nobody waits there."""
+def record_sent(routers, k, i, prompt_tokens, links, num_links, is_streaming, now):
+    """Ticket i goes to replica k; -> how much of its prompt must be computed, or -1 if others wait there.
+
+    links: address of [num_links] LINK; it is read again when the request is over.
+    """
     router = router_at(routers, 0)
     signals = signals_of(router)
     found_nobody = signals[WAITING, k] == 0.0
-    book_sent(router, k, i, prompt_tokens, expected_output(router, prompt_tokens), now)
+    expected_tokens = expected_output(router, prompt_tokens)
+    book_sent(router, k, i, prompt_tokens, expected_tokens, links, num_links, 0, now)
     ticket = ticket_at(router.tickets, i)
     ticket.last_token_at = ticket.assumed_start_at = NEVER
     if not is_streaming:
         backlog_s = signals[PENDING_PREFILL_TOKENS, k] * signals[PREFILL_S_PER_TOKEN, k]
         ticket.assumed_start_at = now + backlog_s + signals[STEP_FLOOR_S, k]
         account_at(router.accounts, k).num_silent += 1
-    return found_nobody
+    return prompt_tokens - ticket.cached_tokens if found_nobody else -1
 
 
 @kernel
@@ -127,7 +133,7 @@ def record_first_token(routers, i, now):
         end_silence(router, i)
         account = account_at(router.accounts, ticket.replica)
         if signals_of(router)[DECODING, ticket.replica] > 0.0:
-            account.window_prompt_tokens += ticket.prompt_tokens
+            account.window_prompt_tokens += ticket.prompt_tokens - ticket.cached_tokens
         else:  # no stream felt how long it took
             account.stepped_at = now
         book_first_token(router, i, ticket.prompt_tokens, now)
@@ -156,8 +162,8 @@ def record_tokens(routers, i, num_tokens, now):
 
 
 @entry_point
-def record_finished(routers, i, num_output, now):
-    """num_output: by the server's own count, or -1. -> the length of its prompt, as booked"""
+def record_finished(routers, i, num_output, cached_tokens, now):
+    """num_output, cached_tokens: by the server's own count, or -1. -> the length of its prompt, as booked"""
     router = router_at(routers, 0)
     ticket = ticket_at(router.tickets, i)
     k = ticket.replica
@@ -168,7 +174,8 @@ def record_finished(routers, i, num_output, now):
         add_tokens(router, k, num_output - ticket.num_output, now)
     elif 0 <= num_output < ticket.num_output:
         forget_tokens(router, k, ticket.num_output - num_output)
-    book_finished(router, i, num_output if num_output >= 0 else ticket.num_output)
+    num_output = num_output if num_output >= 0 else ticket.num_output
+    book_finished(router, i, num_output, cached_tokens, now)
     return ticket.prompt_tokens
 
 
@@ -193,6 +200,17 @@ def record_scraped(routers, k, running, waiting, kv_use, scraped_at):
     account_at(router.accounts, k).scraped_at = scraped_at
 
 
+@entry_point
+def record_counters(routers, k, queries, hits):
+    """-> whether the server was started anew"""
+    return book_counters(router_at(routers, 0), k, queries, hits)
+
+
+@entry_point
+def record_lost_cache(routers, k):
+    book_lost_cache(router_at(routers, 0), k)
+
+
 @kernel
 def bring_up_to_date(router, k, now):
     """What follows from the time alone: silent requests that have started, gauges too old to be used."""
@@ -214,6 +232,5 @@ def bring_up_to_date(router, k, now):
             signals[row, k] = 0.0
     if now - account.scraped_at > SCRAPE_LIMIT_S:
         # The best guess at what the server would say; no policy has learned from gauges minutes old.
-        booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k]
-        kv_use = min(1.0, booked / signals[KV_CAPACITY_TOKENS, k])
+        kv_use = min(1.0, booked_tokens(signals, k) / signals[KV_CAPACITY_TOKENS, k])
         book_scraped(router, k, signals[DECODING, k], signals[WAITING, k], kv_use, now)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pointsman.compiled.memory import Records
 from pointsman.compiled.random import first_state
 from pointsman.routing.policy import fill_memory
+from pointsman.routing.prefixes import NUM_BYTES, WAYS, PrefixIndex, num_sets_in
 from pointsman.routing.records import (
     ACCOUNT,
     INITIAL_OUTPUT_ESTIMATE,
@@ -96,6 +97,7 @@ class Clusters:
         self.replicas: list[Array] = []
         self.requests: list[Array] = []
         self.signals: list[Array] = []
+        self.accounts: list[Array] = []
         self.tbt_histograms: list[Array] = []
         self.batch_logs: list[Array] = []
         tables = list({id(plan.costs): plan.costs for some in plans for plan in some}.values())
@@ -109,6 +111,7 @@ class Clusters:
             are_caching = [_is_caching(plan.scheduler, workload) for plan in some]
             if workload.is_shared or any(are_caching):
                 self._fill_prefixes(sim, workload)
+            self._fill_index(sim.router, workload)
             for k, plan in enumerate(some):
                 self._fill_replica(sim, k, plan, cost_index[id(plan.costs)])
                 if are_caching[k]:
@@ -184,6 +187,7 @@ class Clusters:
         self._new(router, "tickets", num_requests, TICKET)
         accounts = self._new(router, "accounts", num_replicas, ACCOUNT)
         accounts["waiting_head"] = accounts["waiting_tail"] = NOBODY
+        self.accounts.append(accounts)
         signals = self._new(router, "signals", (NUM_SIGNALS, num_replicas), np.float64)
         for k, plan in enumerate(plans):
             signals[ACCEPTING, k] = 1.0
@@ -255,6 +259,16 @@ class Clusters:
             table["links"] = self.sims.hold(links) + workload.chain_start * LINK.itemsize
             table["num_links"] = workload.chain_length
             table["answer_key"] = table["own_key"] = workload.answer_key
+
+    def _fill_index(self, router: Any, workload: Workload) -> None:
+        """Room for all prefixes there are, and to spare where they meet in one set."""
+        num_replicas = int(router.num_replicas)
+        num_prefixes = 2 * (len(np.unique(workload.link_key)) + len(workload)) if workload.is_shared else 0
+        num_sets = min(1 << (num_prefixes // WAYS).bit_length(), num_sets_in(NUM_BYTES, num_replicas))
+        index = PrefixIndex(num_sets, num_replicas)
+        router.prefixes = self.sims.hold(index.records)
+        for k in range(num_replicas):
+            self.accounts[-1][k].column = index.claim(str(k))
 
     def _fill_cache(self, replica: Any, plan: ReplicaPlan) -> None:
         (cache,) = self._new(replica, "cache", 1, CACHE)

@@ -65,7 +65,7 @@ def fill_ask(sim):
         ask.links = prefix.links
         ask.num_links = prefix.num_links
         ask.answer_key = prefix.answer_key
-    prepare(sim.router, ask)
+    prepare(sim.router, ask, sim.now)
 
 
 @kernel
@@ -93,7 +93,18 @@ def act(sim, action):
     replica.num_sent += 1
     pass_api_server(sim, k, i)
     outstanding = signals_of(sim.router)[OUTSTANDING, k]
-    book_sent(sim.router, k, i, request.num_prefill, sim.ask.expected_output, sim.now)
+    ask = sim.ask
+    book_sent(
+        sim.router,
+        k,
+        i,
+        request.num_prefill,
+        ask.expected_output,
+        ask.links,
+        ask.num_links,
+        ask.answer_key,
+        sim.now,
+    )
     measure_outstanding(sim, k, outstanding)
     push_waiting(sim, k, i)
     int_list(sim.touched, sim.router.num_replicas + 1)[sim.num_touched] = k

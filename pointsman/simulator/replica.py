@@ -421,7 +421,7 @@ def finish(sim, k, i):
         return
     request.completed_at = sim.now
     sim.num_completed += 1
-    book_finished(sim.router, i, num_output)
+    book_finished(sim.router, i, num_output, request.hit_tokens, sim.now)
     measure_outstanding(sim, k, outstanding)
     measure_finish(sim, i)
     if sim.num_users > 0 and sim.next_arrival < sim.num_requests:

@@ -230,6 +230,7 @@ def take_over(network: PolicyNetwork, policy: str) -> None:
     """Make the network this policy, critic and scales included."""
     checkpoint = find_policy(policy)
     checkpoint.require_space(network.space, "run.start_from")
+    checkpoint = checkpoint.widened(network.space)
     arrays = {name: torch.from_numpy(array) for name, array in checkpoint.arrays.items()}
     mine = {name: tensor.shape for name, tensor in network.state_dict().items()}
     if checkpoint.network.kind != network.spec.kind or mine != {k: v.shape for k, v in arrays.items()}:

@@ -64,7 +64,8 @@ def _columns(arrived_at: str, num_prefill_tokens: str, num_decode_tokens: str) -
 
 _FORMATS = (
     _Format("azure", _columns("TIMESTAMP", "ContextTokens", "GeneratedTokens")),
-    _Format("vidur", _columns("arrived_at", "num_prefill_tokens", "num_decode_tokens")),
+    # `pointsman serve --record` writes Vidur's columns, and hashes of blocks of about so many tokens.
+    _Format("vidur", _columns("arrived_at", "num_prefill_tokens", "num_decode_tokens"), block_tokens=128),
     _Format(
         "mooncake", _columns("timestamp", "input_length", "output_length"), time_unit="ms", block_tokens=512
     ),

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any, NamedTuple
 
 import uvloop
@@ -15,6 +16,7 @@ from pointsman.emulator.engine import load_engine
 from pointsman.spec import parse_spec
 
 MODEL = "Llama-3-8B"
+_numbers = count(1)
 
 
 def with_emulator(test: Callable[[Emulator], Awaitable[None]], **spec: Any) -> None:
@@ -84,8 +86,9 @@ async def ask(url: str, method: str, path: str, body: Any = None, **headers: str
 
 
 def completion(num_prompt: int = 10, num_output: int = 5, **fields: Any) -> dict[str, Any]:
-    asked = {"model": MODEL, "prompt": [1] * num_prompt, "max_tokens": num_output, "ignore_eos": True}
-    return asked | fields
+    """Every one begins with a token of its own, so that nothing is cached."""
+    prompt = [next(_numbers), *[1] * (num_prompt - 1)]
+    return {"model": MODEL, "prompt": prompt, "max_tokens": num_output, "ignore_eos": True} | fields
 
 
 def events(body: bytes) -> list[Any]:

@@ -68,9 +68,9 @@ def test_many_at_once_end_in_the_order_and_at_the_times_simulated() -> None:
         replica = emulator.replicas[0]
         admit = replica._engine.admit
 
-        def noted(job: Any, num_prompt: int, num_output: int, now: float) -> None:
+        def noted(job: Any, num_prompt: int, num_output: int, now: float, *shared: Any) -> None:
             admitted.append((now, num_prompt, num_output))
-            admit(job, num_prompt, num_output, now)
+            admit(job, num_prompt, num_output, now, *shared)
 
         replica._engine.admit = noted  # type: ignore[method-assign]
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
-from training.networks import KINDS, make_network, make_space
+from training.networks import KINDS, make_network, make_observation, make_space
 
 from pointsman import files
 from pointsman.errors import InputError
@@ -24,9 +25,9 @@ from pointsman.inference.checkpoint import (
     space_from_json,
     space_to_json,
 )
-from pointsman.inference.space import EntitySpace
+from pointsman.inference.space import EntitySpace, Feature
 from pointsman.spec import parse_spec
-from pointsman.training.networks import to_checkpoint
+from pointsman.training.networks import from_checkpoint, to_checkpoint
 
 
 def make_checkpoint(**spec: Any) -> Checkpoint:
@@ -205,6 +206,40 @@ def test_another_feature_schema_is_refused() -> None:
         assert all(word in str(caught.value) for word in words), str(caught.value)
     with pytest.raises(InputError, match="mlp for 4 entities"):
         make_checkpoint(kind="mlp").require_space(make_space(64), "--policy")
+
+
+def more_features(space: EntitySpace) -> EntitySpace:
+    def of(part: str) -> tuple[Feature, ...]:
+        return (*getattr(space, part), Feature(f"new_{part}", "share", "new", "not known before"))
+
+    return dataclasses.replace(
+        space, entity_features=of("entity_features"), context_features=of("context_features")
+    )
+
+
+def test_features_that_came_later_are_named_and_not_seen() -> None:
+    space = make_space()
+    wide = more_features(space)
+    checkpoint = make_checkpoint()
+    checkpoint.require_space(wide, "--policy")
+    assert checkpoint.lacks(wide) == ["new_entity_features", "new_context_features"]
+    assert checkpoint.lacks(space) == []
+    with pytest.raises(InputError, match="nothing"):
+        make_checkpoint(kind="mlp").require_space(wide, "--policy")
+
+
+@pytest.mark.parametrize("spec", [{}, {"kind": "attention"}, {"separate_critic": False}])
+def test_widened_policy_is_the_same_whatever_the_new_features_are(spec: dict[str, Any]) -> None:
+    network = make_network(**spec)
+    seen = make_observation(20)
+    wide = more_features(network.space)
+    widened = from_checkpoint(to_checkpoint(network, {}).widened(wide))
+    more = seen._replace(
+        entities=torch.cat([seen.entities, torch.rand(20, 4, 1)], dim=2),
+        context=torch.cat([seen.context, torch.rand(20, 1)], dim=1),
+    )
+    for mine, theirs in zip(widened(more)[:2], network(seen)[:2], strict=True):
+        np.testing.assert_allclose(mine.detach(), theirs.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_schema_survives_json() -> None:

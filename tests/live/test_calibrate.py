@@ -186,10 +186,20 @@ def test_what_the_router_records_can_be_calibrated_by(tmp_path: Path) -> None:
             lengths = int(one.num_prefill), int(one.num_decode)
             ttft_s, e2e_s = (None, 900.0) if outcome == "cut" else map(float, times)
             speed = (None, None, None, None)
+            session = "the first one" if n == 400 else None
             recorder.add(
                 RecordedRequest(
-                    float(one.arrived_at), *lengths, None, outcome, "default", server, ttft_s, e2e_s, *speed
-                )
+                    float(one.arrived_at),
+                    *lengths,
+                    session,
+                    outcome,
+                    "default",
+                    server,
+                    ttft_s,
+                    e2e_s,
+                    *speed,
+                ),
+                b"word " * 5 * n,
             )
     recorder.close()
     fits = fit_traffic(read_traffic(path))

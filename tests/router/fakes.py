@@ -38,7 +38,7 @@ class FakeBooks:
     def set_accepting(self, slot: int, accepting: bool) -> None:
         self.accepting[slot] = accepting
 
-    def sent(self, slot: int, prompt_tokens: int, now: float, streams: bool) -> int:
+    def sent(self, slot: int, prompt_tokens: int, now: float, streams: bool, links: bytes = b"") -> int:
         self._num_tickets += 1
         self.open[self._num_tickets] = slot
         self.num_tokens[self._num_tickets] = 0
@@ -53,8 +53,22 @@ class FakeBooks:
         assert count > 0
         self.num_tokens[ticket] += count
 
-    def finished(self, ticket: int, now: float, prompt_tokens: int | None, output_tokens: int | None) -> None:
+    def finished(
+        self,
+        ticket: int,
+        now: float,
+        prompt_tokens: int | None,
+        output_tokens: int | None,
+        cached_tokens: int | None = None,
+    ) -> None:
         self.events.append(("finished", self.open.pop(ticket), prompt_tokens, output_tokens))
+
+    def counted(self, slot: int, queries: float, hits: float) -> bool:
+        return False
+
+    def has_capacity(self, slot: int, kv_capacity_tokens: float) -> None: ...
+
+    def was_away(self, slot: int) -> None: ...
 
     def failed(self, ticket: int, now: float) -> None:
         self.events.append(("failed", self.open.pop(ticket)))

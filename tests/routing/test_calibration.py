@@ -53,6 +53,39 @@ def test_too_little_says_nothing_and_nothing_is_faster_than_the_lowest() -> None
     assert estimator.estimate().figures == {name: pytest.approx(LOWEST[name]) for name in FIGURES}
 
 
+def capacity_of(books: Books, slot: int) -> float:
+    return books.replica_signals(slot)["kv_capacity_tokens"]
+
+
+def test_what_a_server_says_of_its_memory_is_so_unless_something_was_told() -> None:
+    books = Books(now=0.0)
+    silent, told = books.add("silent"), books.add("told", {"kv_capacity_tokens": 5_000.0})
+    for slot in (silent, told):
+        books.has_capacity(slot, 900.0)
+    assert (capacity_of(books, silent), capacity_of(books, told)) == (900.0, 5_000.0)
+    estimator = Estimator()
+    assert estimator.has_capacity(900.0) and not estimator.has_capacity(900.0)
+    for _ in range(50):  # prompts that share a prefix are booked twice, and are in memory once
+        estimator.saw_gauges(4_000, 0.5)
+    estimator.forget_if_old()
+    assert estimator.estimate().figures == {"kv_capacity_tokens": 900.0}
+    assert estimator.has_capacity(1_800.0)  # started anew, with another setting
+    assert estimator.estimate().figures == {"kv_capacity_tokens": 1_800.0}
+
+
+def test_servers_that_say_about_the_same_of_their_memory_are_the_same() -> None:
+    """Equal GPUs differ by some blocks; what differs by more is not noise where the servers say it."""
+    for sizes, is_same in (((400_000.0, 400_016.0), True), ((400_000.0, 500_000.0), False)):
+        estimators = Estimator(), Estimator()
+        for estimator, size in zip(estimators, sizes, strict=True):
+            windows_of(estimator, 0.02, 0.0003, 0.00005, count=40)
+            estimator.has_capacity(size)
+        one, other = pooled([estimator.estimate() for estimator in estimators])
+        assert (one == other) == is_same
+        if not is_same:
+            assert (one["kv_capacity_tokens"], other["kv_capacity_tokens"]) == sizes
+
+
 def test_what_was_seen_long_ago_is_forgotten() -> None:
     estimator = Estimator()
     windows_of(estimator, 0.5, 1e-4, 1e-4, count=20)

@@ -18,8 +18,10 @@ from simulator.factories import (
     random_workload,
 )
 
+from pointsman.compiled.memory import array_at
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec, PolicyTables
+from pointsman.routing.records import INDEX
 from pointsman.routing.signals import SIGNALS
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import plan_replicas
@@ -153,6 +155,19 @@ class Twin:
         assert self.run.requests["session"][request] == -1
         return self.least_outstanding(able, request)
 
+    # Prompts share nothing here; where they do, tests/routing/test_prefix_heuristics.py has the rules.
+    cache_aware = cache_aware_nearby = prefix_hash = load_aware = least_outstanding
+
+    def weighted_scorer(self, able: list[int], request: int) -> set[int]:
+        waiting, is_accepting = self.run.signal("scraped_waiting"), self.run.signal("accepting") > 0
+        low, high = waiting[is_accepting].min(), waiting[is_accepting].max()
+        queue = (high - waiting) / (high - low) if high > low else np.ones(len(waiting))
+        return self.lowest(able, self.run.signal("scraped_kv_use") - 2 * queue)
+
+    def overlap_cost(self, able: list[int], request: int) -> set[int]:
+        pending = self.run.signal("pending_prefill_tokens")
+        return self.lowest(able, 2 * pending + self.run.signal("context_tokens"))
+
     def room(self, request: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of each replica: whether it has memory for the request, would start it at once, has plenty."""
         signal, row = self.run.signal, self.run.requests[request]
@@ -204,8 +219,15 @@ class Twin:
             "ttft_trend_s": lambda: signal("ttft_s") - signal("ttft_slow_s"),
             "token_rate_trend": lambda: signal("token_rate") - signal("token_rate_slow"),
             "scrape_age_s": lambda: now - signal("scraped_at"),
+            "cache_fill": lambda: np.minimum(1, self.cached_tokens() / signal("kv_capacity_tokens")),
         }
         return derived[name]() if name in derived else signal(name)
+
+    def cached_tokens(self) -> np.ndarray:
+        """That went into each cache since it was empty."""
+        index = array_at(self.run.sim.router.prefixes, INDEX, 1)[0]
+        clocks, began = (array_at(at, np.int64, 4) for at in (index.clocks, index.began))
+        return np.asarray(clocks - began)
 
 
 def assert_twin_agrees(policy: PolicySpec, workload: Workload, seed: int = 0) -> Run:

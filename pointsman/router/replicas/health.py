@@ -10,7 +10,7 @@ from pointsman.router.config import Reliability
 from pointsman.router.http.fetching import FetchError, fetch
 from pointsman.router.keys import BACKEND_KEY
 from pointsman.router.replicas.registry import Registry, Replica
-from pointsman.router.replicas.reports import read_gauges, read_models
+from pointsman.router.replicas.reports import read_capacity, read_counters, read_gauges, read_models
 from pointsman.routing.books import Books
 
 
@@ -90,8 +90,16 @@ class HealthWatch:
             answer = await fetch(replica.pool, "/metrics", self._settings.health_timeout_s, self._headers)
         except FetchError:
             return
-        gauges = read_gauges(answer.body) if answer.status == 200 else None
-        if gauges is not None and replica.slot in self._registry.by_slot:
+        if answer.status != 200 or replica.slot not in self._registry.by_slot:
+            return
+        capacity = read_capacity(answer.body)
+        if capacity is not None:
+            self._books.has_capacity(replica.slot, capacity)
+        counters = read_counters(answer.body)
+        if counters is not None:
+            self._books.counted(replica.slot, *counters)
+        gauges = read_gauges(answer.body)
+        if gauges is not None:
             replica.has_gauges = True
             self._books.scraped(replica.slot, *gauges, monotonic())
             self._wake()

@@ -164,6 +164,7 @@ class Registry:
             self._changed(replica, "healthy")
         elif replica.is_healthy and replica.num_failed_checks >= self._settings.reliability.health_failures:
             replica.is_healthy = False
+            self._books.was_away(replica.slot)
             self._changed(replica, "unhealthy")
 
     def set_models(self, replica: Replica, models: dict[str, Any]) -> None:

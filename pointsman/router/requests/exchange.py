@@ -85,6 +85,9 @@ class Exchange:
         self.model = facts.model
         estimate = facts.prompt_tokens
         self.prompt_tokens = estimate if facts.is_counted else proxy.books.prompt_length(estimate)
+        self.prompt_text = facts.text
+        hash_prompt = proxy.hash_prompt
+        self.links = hash_prompt(facts.text, self.prompt_tokens, *facts.marks) if hash_prompt else b""
         self.session_name = facts.session
         self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NOBODY
         self.max_tokens = facts.max_tokens
@@ -103,7 +106,7 @@ class Exchange:
         self.decided_by = proxy.decisions.decided_by
         if self.request.head.wish.is_explained:
             self._explanation = proxy.decisions.sentence().encode("ascii", "replace")
-        self._ticket = proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams)
+        self._ticket = proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
         replica.num_outstanding += 1
         replica.num_sent += 1
         if replica.pool.idle:
@@ -211,9 +214,9 @@ class Exchange:
         assert replica is not None
         now = monotonic()
         self._connection = None
-        prompt_tokens, output_tokens = read_usage(tail)
+        prompt_tokens, output_tokens, cached_tokens = read_usage(tail)
         if status < 400:
-            proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens)
+            proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens, cached_tokens)
         else:
             proxy.books.failed(self._ticket, now)
         proxy.registry.released(replica, has_succeeded=status not in RETRIED_STATUSES)
@@ -336,7 +339,7 @@ class Exchange:
         if replica is None:
             return
         self._was_hedged = True
-        ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams)
+        ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
         replica.num_outstanding += 1
         replica.num_sent += 1
         self.hedge = Hedge(self._proxy, self, replica, ticket)

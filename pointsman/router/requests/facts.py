@@ -1,12 +1,15 @@
-"""What the router reads from bodies: model, streaming, prompt length and session of a request; usage.
+"""What the router reads from bodies: model, streaming, session and prompt of a request; usage.
 
 Prompt lengths are estimated from text without a tokenizer; the books correct them by what servers report.
-Prompts of token ids are counted.
+Prompts of token ids are counted. Servers cache the prefixes of prompts, so the text is laid out as they read
+it: tools, then messages.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
+from array import array
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -19,7 +22,10 @@ MAX_TOKENS = 2**31 - 1
 _BYTES_PER_TOKEN = 4  # of English text
 _TOKENS_PER_MESSAGE = 4  # of the chat template
 _USAGE = b'"usage":'
+_DETAILS = b'_details":{'
+_BETWEEN = "\0"  # the parts of a prompt's text
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,12})(?!\d)')
+_CACHED_TOKENS = re.compile(rb'"cached_tokens":\s*(\d{1,12})(?!\d)')
 _OUTPUT_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,12})(?!\d)')
 
 
@@ -31,6 +37,9 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     generates: bool = False  # text is asked for
     max_tokens: int = UNKNOWN  # of output
     is_counted: bool = False  # the prompt is token ids, and its length no estimate
+    text: bytes = b""  # of the prompt; empty if no text is asked for
+    # Lengths of what other prompts may begin with: the first message, and all before the last answer.
+    marks: tuple[int, int] = (0, 0)
 
 
 # Of a body only these fields are read; the rest is checked to be JSON and skipped.
@@ -38,6 +47,8 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
 
 class _Message(msgspec.Struct):
     content: str | list[Any] | None = None
+    role: Any = None
+    tool_calls: Any = None
 
 
 class _Body(msgspec.Struct):
@@ -51,6 +62,7 @@ class _Body(msgspec.Struct):
 
 class _Chat(_Body, kw_only=True):
     messages: list[_Message]
+    tools: msgspec.Raw = msgspec.Raw()
 
 
 class _Completion(_Body, kw_only=True):
@@ -64,11 +76,17 @@ class _Input(_Body, kw_only=True):
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
 
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: _Count | None = None
+
+
 class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: _Count
     completion_tokens: _Count | None = None
+    prompt_tokens_details: _Details | None = None
 
 
+_encode = msgspec.json.Encoder().encode
 _decode_usage = msgspec.json.Decoder(_Usage).decode
 _decode_body = msgspec.json.Decoder(_Body).decode
 _decoders = {
@@ -148,8 +166,17 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
     is_counted = num_counted is not None
     if not is_counted:
         prompt_tokens += 1
+    text, marks = _prompt_text(body) if wish.generates else (b"", (0, 0))
     return RequestFacts(
-        body.model, body.stream is True, prompt_tokens, session, wish.generates, max_tokens, is_counted
+        body.model,
+        body.stream is True,
+        prompt_tokens,
+        session,
+        wish.generates,
+        max_tokens,
+        is_counted,
+        text,
+        marks,
     )
 
 
@@ -161,6 +188,44 @@ def _num_ids(prompt: Any) -> int | None:
         return len(prompt)
     is_batch = all(type(one) is list and one and type(one[0]) is int for one in prompt)
     return sum(map(len, prompt)) if is_batch else None
+
+
+def _prompt_text(body: Any) -> tuple[bytes, tuple[int, int]]:
+    """The text of a prompt from its beginning on, and the lengths of what others may begin with."""
+    model = body.model or ""
+    if type(body) is _Chat:
+        return _chat_text(model, body)
+    prompt = body.prompt if type(body) is _Completion else body.input
+    if type(prompt) is str:
+        return f"{model}{_BETWEEN}{prompt}".encode(), (0, 0)
+    try:
+        return array("I", [zlib.crc32(model.encode()), *prompt]).tobytes(), (0, 0)
+    except (TypeError, OverflowError):  # no token ids
+        return model.encode() + _encode(prompt), (0, 0)
+
+
+def _chat_text(model: str, body: _Chat) -> tuple[bytes, tuple[int, int]]:
+    parts = [model, bytes(body.tools).decode()] if body.tools else [model]
+    length = sum(map(len, parts)) + len(parts) - 1
+    first = answer = 0
+    for message in body.messages:
+        content = message.content
+        if type(content) is not str:
+            content = "" if content is None else _encode(content).decode()
+        if message.tool_calls is not None:
+            content += _encode(message.tool_calls).decode()
+        role = message.role
+        if type(role) is not str:
+            role = ""
+        if role == "assistant":
+            answer = length
+        parts += (role, content)
+        length += len(role) + len(content) + 2
+        first = first or length
+    text = _BETWEEN.join(parts)
+    if not text.isascii():
+        first, answer = len(text[:first].encode()), len(text[:answer].encode())
+    return text.encode(), (first, answer)
 
 
 def _tokens(prompt: Any) -> int:
@@ -176,20 +241,31 @@ def _text_tokens(text: str) -> int:
     return (len(text) if text.isascii() else len(text.encode())) // _BYTES_PER_TOKEN
 
 
-def read_usage(tail: bytes) -> tuple[int | None, int | None]:
-    """Tokens of prompt and output as the server counted them, from the end of its answer.
+def read_usage(tail: bytes) -> tuple[int | None, int | None, int | None]:
+    """Tokens of prompt, output and prompt found in a cache as the server counted them, from its answer's end.
 
     Within text its quotes would be escaped, so that `"usage":` is a key and nothing else.
     """
     start = tail.rfind(_USAGE)
     if start < 0:
-        return None, None
+        return None, None, None
+    if tail.find(_DETAILS, start) >= 0:  # the objects within it end before it does
+        end = tail.find(b"}}", start) + 2
+    else:
+        end = tail.find(b"}", start) + 1
     try:
-        usage = _decode_usage(tail[start + len(_USAGE) : tail.find(b"}", start) + 1])
+        usage = _decode_usage(tail[start + len(_USAGE) : end])
     except msgspec.DecodeError:  # it holds other objects, or is not all there
         pass
     else:
-        return usage.prompt_tokens, usage.completion_tokens
+        details = usage.prompt_tokens_details
+        num_cached = None if details is None else details.cached_tokens
+        return usage.prompt_tokens, usage.completion_tokens, num_cached
     prompt = _PROMPT_TOKENS.search(tail, start)
     output = _OUTPUT_TOKENS.search(tail, start)
-    return int(prompt[1]) if prompt else None, int(output[1]) if output else None
+    cached = _CACHED_TOKENS.search(tail, start)
+    return (
+        int(prompt[1]) if prompt else None,
+        int(output[1]) if output else None,
+        int(cached[1]) if cached else None,
+    )

@@ -36,6 +36,7 @@ from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA, Metrics
 from pointsman.router.telemetry.recording import RecordedRequest, Recorder
 from pointsman.routing.books import Books
 from pointsman.routing.calibration import SPEEDS
+from pointsman.routing.hashing import PromptHasher
 
 _METRICS = b"/metrics"
 _OPEN_PATHS = (b"/health", _METRICS)  # no key needed
@@ -53,6 +54,7 @@ _OWN = frozenset(
 )
 _COUNT_S = 0.02  # at most, until metrics know what has happened
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+_Speed = tuple[float | None, float | None, float | None, float | None]  # SPEEDS, and their error
 
 
 class Proxy:
@@ -95,6 +97,8 @@ class Proxy:
         if settings.reliability.asks_for_load:
             self._dropped |= {b"endpoint-load-metrics-format"}
             self._added += b"endpoint-load-metrics-format: TEXT\r\n"
+        has_index = settings.prefix_index_mib > 0
+        self.hash_prompt = PromptHasher().of_text if has_index else None
         self._id_prefix = secrets.token_hex(4)
         self._ids = count(1)
         self._local: dict[bytes, Callable[[], Answer]] = {
@@ -191,7 +195,7 @@ class Proxy:
         ttfts_s: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         e2es_s: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         lines: list[RequestLine] = []
-        speeds: dict[str, tuple[float | None, ...]] = {}
+        speeds: dict[str, _Speed] = {}
         at = microseconds(time())
         for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
             arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
@@ -221,7 +225,8 @@ class Proxy:
                             ttft_s,
                             e2e_s,
                             *speed,
-                        )
+                        ),
+                        exchange.prompt_text,
                     )
             lines.append(
                 RequestLine(
@@ -243,14 +248,15 @@ class Proxy:
         metrics.answered(statuses, ttfts_s, e2es_s)
         self._log.requests(lines)
 
-    def _speed(self, name: str) -> tuple[float | None, ...]:
+    def _speed(self, name: str) -> _Speed:
         """What a replica's speed is taken to be, and how sure that is; it may be gone."""
         replica = next((one for one in self.registry if one.name == name), None)
         if replica is None:
             return None, None, None, None
         signals = self.books.replica_signals(replica.slot)
         error = self.books.estimate(replica.slot).error
-        return (*(signals[speed] for speed in SPEEDS), error if math.isfinite(error) else None)
+        step_floor_s, decode_s, prefill_s = (signals[speed] for speed in SPEEDS)
+        return step_floor_s, decode_s, prefill_s, error if math.isfinite(error) else None
 
     # --- what the clock says ---
 

@@ -1,8 +1,10 @@
 """Anonymised traffic, as JSON lines that `simulate`, `compare` and `train` read back as a trace.
 
-Arrival, lengths, a hash of the session that means nothing outside this file, the outcome, where it went and
-how long it took (`calibrate --traffic` reads that), and what the router took that server's speed to be. A
-request that brought no output is written with 1 token, the least a trace can hold; `outcome` tells it apart.
+Arrival, lengths, the outcome, where it went and how long it took (`calibrate --traffic` reads that), what the
+router took that server's speed to be, and hashes that mean nothing outside this file: of the session, and of
+every block of the prompt (512 bytes of text, about 128 tokens) with all that is before it, so that a trace
+shows which prompts begin alike. A request that brought no output is written with 1 token, the least a trace
+can hold; `outcome` tells it apart.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from time import monotonic
 import msgspec
 
 from pointsman.errors import InputError
+from pointsman.routing.hashing import BLOCK_BYTES, LINK_BYTES, PromptHasher
 
+BLOCK_TOKENS = 128  # of BLOCK_BYTES, about; how long readers take a block to be
 _MAX_BUFFERED = 1000
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class RecordedRequest(msgspec.Struct, gc=False):
+class RecordedRequest(msgspec.Struct, gc=False, omit_defaults=True):
     arrived_at: float  # in the file: seconds since recording began
     num_prefill_tokens: int
     num_decode_tokens: int
@@ -36,6 +40,7 @@ class RecordedRequest(msgspec.Struct, gc=False):
     decode_s_per_token: float | None
     prefill_s_per_token: float | None
     speed_error: float | None  # relative standard error of a typical step; None: not known
+    block_hashes: list[int] = []  # written by the recorder
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,15 @@ class Recorder:
         self._salt = recording.salt
         self._lines: list[RecordedRequest] = []
         self._num_lost = 0
+        self._hasher = PromptHasher()
 
-    def add(self, request: RecordedRequest) -> None:
-        """`arrived_at` of the router's clock, `session_id` as the client gave it."""
+    def add(self, request: RecordedRequest, prompt_text: bytes) -> None:
+        """`arrived_at` of the router's clock, `session_id` as the client gave it; only hashes are written."""
         request.arrived_at = int((request.arrived_at - self._started_at) * 1e6) / 1e6
         request.session_id = self._hash(request.session_id) if request.session_id else None
         request.num_prefill_tokens = request.num_prefill_tokens or 1
         request.num_decode_tokens = request.num_decode_tokens or 1
+        request.block_hashes = self._block_hashes(prompt_text, request.num_prefill_tokens)
         self._lines.append(request)
         if len(self._lines) > _MAX_BUFFERED:
             self.flush()
@@ -92,6 +99,17 @@ class Recorder:
     def close(self) -> None:
         self.flush()
         self._file.close()
+
+    def _block_hashes(self, text: bytes, prompt_tokens: int) -> list[int]:
+        """Of full blocks that the prompt has tokens for; below 2^53, which every reader of JSON takes."""
+        links = self._hasher.of_text(text, 1)
+        num_blocks = min(len(text) // BLOCK_BYTES, len(links) // LINK_BYTES, prompt_tokens // BLOCK_TOKENS)
+        hashes = []
+        for start in range(0, num_blocks * LINK_BYTES, LINK_BYTES):
+            key = links[start : start + 8]  # the first field of a LINK
+            digest = hashlib.blake2b(key, digest_size=8, key=self._salt).digest()
+            hashes.append(int.from_bytes(digest) >> 11)
+        return hashes
 
     def _hash(self, session: str) -> str:
         return hashlib.blake2b(session.encode(), digest_size=8, key=self._salt).hexdigest()
