@@ -27,6 +27,7 @@ from pointsman.cli import (
     evaluate,
     explain,
     lists,
+    plan,
     profile,
     report,
     serve,
@@ -70,6 +71,7 @@ app.command()(diagnose.diagnose)
 app.command()(report.report)
 app.command()(explain.explain)
 app.command("audit-features")(audit.audit_features)
+app.command()(plan.plan)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
 app.command()(emulate.emulate)

@@ -25,6 +25,10 @@ class Verdict:
     sentence: str
     details: Sequence[str] = field(default=())
 
+    @property
+    def lines(self) -> list[str]:
+        return [self.sentence, *self.details]
+
     def html(self) -> str:
         return (
             f'<div class="verdict {self.tone}"><p><strong>{escape(self.sentence)}</strong></p>'
