@@ -36,6 +36,7 @@ from pointsman.cli.options import (
     chosen_scenarios,
     num_threads,
     objective_named,
+    policy_names,
     refuse_seed,
     report_seeds,
     situations,
@@ -67,6 +68,7 @@ def compare(
         typer.Option(
             "--policies",
             metavar="A,B,C",
+            autocompletion=policy_names,
             help="Names, policy files, checkpoints or runs. Default: `default`, and all heuristics.",
         ),
     ] = None,

@@ -40,6 +40,7 @@ from pointsman.cli.options import (
     known_sources,
     num_threads,
     objective_named,
+    policy_names,
     refuse_seed,
     report_seeds,
 )
@@ -59,7 +60,11 @@ def evaluate(
     context: typer.Context,
     policy: Annotated[
         str,
-        typer.Argument(metavar="POLICY", help="A run directory, checkpoint, policy file, or name."),
+        typer.Argument(
+            metavar="POLICY",
+            help="A run directory, checkpoint, policy file, or name.",
+            autocompletion=policy_names,
+        ),
     ],
     config_files: ConfigFiles = None,
     scenario: ScenarioNames = None,
@@ -69,6 +74,7 @@ def evaluate(
         typer.Option(
             "--against",
             metavar="A,B,C",
+            autocompletion=policy_names,
             help="Policies to beat, the main one first. Default: the usual ones.",
         ),
     ] = None,

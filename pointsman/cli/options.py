@@ -33,16 +33,58 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the configuration, e.g. workload.requests=5000."),
 ]
+
+
+def _scenario_names(incomplete: str) -> list[str]:
+    """For completion in a shell."""
+    from pointsman.experiments.scenarios import SCENARIOS, UNSEEN
+
+    return [name for name in (*SCENARIOS, *UNSEEN) if name.startswith(incomplete)]
+
+
+def policy_names(incomplete: str) -> list[str]:
+    """The same of policies, the last of several with commas between them."""
+    from pointsman.routing.heuristics import HEURISTICS
+    from pointsman.routing.sources import DEFAULT
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in (*HEURISTICS, DEFAULT) if name.startswith(last)]
+
+
+def _objective_names(incomplete: str) -> list[str]:
+    from pointsman.experiments.objective import OBJECTIVES
+
+    return [name for name in OBJECTIVES if name.startswith(incomplete)]
+
+
 ScenarioName = Annotated[
-    str | None, typer.Option("--scenario", metavar="NAME", help="A named scenario instead of a file.")
+    str | None,
+    typer.Option(
+        "--scenario",
+        metavar="NAME",
+        help="A named scenario instead of a file.",
+        autocompletion=_scenario_names,
+    ),
 ]
 ScenarioNames = Annotated[
     list[str] | None,
-    typer.Option("--scenario", metavar="NAME", help="A scenario or a file; repeat it, or give `all`."),
+    typer.Option(
+        "--scenario",
+        metavar="NAME",
+        help="A scenario or a file; repeat it, or give `all`.",
+        autocompletion=_scenario_names,
+    ),
 ]
 Suite = Annotated[
     str | None,
-    typer.Option("--suite", metavar="NAME", help="all: every named scenario; generalisation: unseen ones."),
+    typer.Option(
+        "--suite",
+        metavar="NAME",
+        help="all: every named scenario; generalisation: unseen ones.",
+        autocompletion=lambda incomplete: [
+            name for name in ("all", "generalisation") if name.startswith(incomplete)
+        ],
+    ),
 ]
 NumSeeds = Annotated[
     int | None,
@@ -58,7 +100,10 @@ NumThreads = Annotated[
 ObjectiveName = Annotated[
     str | None,
     typer.Option(
-        "--objective", metavar="NAME", help="balanced, mean, tail or slo: what a second of waiting costs."
+        "--objective",
+        metavar="NAME",
+        help="balanced, mean, tail or slo: what a second of waiting costs.",
+        autocompletion=_objective_names,
     ),
 ]
 Keep = Annotated[

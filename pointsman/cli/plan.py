@@ -21,6 +21,7 @@ from pointsman.cli.options import (
     ScenarioName,
     base_dir,
     num_threads,
+    policy_names,
     refuse_seed,
     report_seeds,
     resolve,
@@ -55,6 +56,7 @@ def plan(
         typer.Option(
             "--policies",
             metavar="A,B,C",
+            autocompletion=policy_names,
             help=f"Names, policy files, checkpoints or runs. Default: {', '.join(POLICIES)} and CONFIG's.",
         ),
     ] = None,
