@@ -95,6 +95,7 @@ def test_a_heuristic_against_itself_and_others(cli: Cli) -> None:
     [
         (("least-wrok",), ("policy.kind = 'least-wrok'", "least-work")),
         (("absent.yaml",), ("absent.yaml", "no such file")),
+        (("cluster.yaml",), ("is a cluster with its traffic", "`pointsman compare cluster.yaml`")),
         (("random", "--against", "random"), ("--against = 'random'", "is the policy itself")),
         (("random", "--against", "x"), ("'x'", "unknown policy")),
         (("random", "--suite", "some"), ("--suite = 'some'", "generalisation")),
@@ -106,7 +107,15 @@ def test_a_heuristic_against_itself_and_others(cli: Cli) -> None:
         ((), ("POLICY",)),
     ],
 )
-def test_bad_input(cli: Cli, tmp_path: Path, arguments: tuple[str, ...], texts: tuple[str, ...]) -> None:
+def test_bad_input(
+    cli: Cli,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    texts: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cluster.yaml").write_text("workload: {trace: traffic.csv}\n")
     small = ("--set", "workload.requests=20") if "seed=3" not in arguments else ()
     check(cli("evaluate", *arguments, *small, "--out", tmp_path / "out"), *texts)
     assert not (tmp_path / "out").exists()

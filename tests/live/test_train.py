@@ -102,18 +102,13 @@ def test_a_run_from_start_to_report(cli: Cli, servers: list[str], tmp_path: Path
     assert cli("diagnose", run).status in (0, 1)
 
 
-def test_minutes_leave_time_for_the_evaluation(cli: Cli, servers: list[str], tmp_path: Path) -> None:
-    """Evaluations are played in real time, and are part of the run."""
+def test_minutes_too_few_for_one_evaluation_are_refused(cli: Cli, servers: list[str], tmp_path: Path) -> None:
+    """At 60 requests/s: 32 of an evaluation, and 16 decisions that are half of the requests."""
     options = [*live_options(servers), "--out", tmp_path / "run", *set_options(*SHORT)]
-    too_short = cli("train", *options, "--minutes", 0.01)
-    assert too_short.status == 2
-    assert "--minutes = 0.01: an update and an evaluation take about 0.018 min" in too_short.err
-    # 384 requests take 6.4 s, which leaves 2.6 s for updates of half a second.
-    evaluation = "env.evaluation={requests: 96, pairs: 2}"
-    result = cli("train", *options, "--minutes", 0.15, "--set", evaluation, "--json")
-    assert result.status == 0, result.err
-    assert result.json["update"] >= 2
-    assert result.json["elapsed_s"] < 1.6 * 9
+    result = cli("train", *options, "--minutes", 0.01)
+    assert result.status == 2
+    assert "--minutes = 0.01: an update and an evaluation take about 0.018 min; give more" in result.err
+    assert not (tmp_path / "run").exists()
 
 
 class Server(BaseHTTPRequestHandler):

@@ -227,6 +227,35 @@ def test_what_is_written_is_never_cut() -> None:
         other.press()
 
 
+class SlowEvaluate:
+    """An evaluation in real time: it knows how long it takes."""
+
+    expected_s, least_s = 600.0, 700.0
+
+    def __call__(self, checkpoint: Checkpoint) -> dict[str, float]:
+        return {}
+
+
+def test_minutes_hold_the_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "make_evaluate", lambda section: SlowEvaluate())
+
+    def run_of(minutes: float) -> runs.Run:
+        changed = CONFIG.run.model_copy(update={"steps": None, "minutes": minutes})
+        config = CONFIG.model_copy(update={"run": changed})
+        return runs.Run(config, tmp_path, None, Silent(), StopSwitch(), "")
+
+    with pytest.raises(InputError, match="--minutes = 11: an update and an evaluation take about 12 min"):
+        run_of(11)
+    run = run_of(20)
+    assert run.outlook(0).fraction_done < 0.01
+    for elapsed_s, fraction in ((300.0, 0.5), (599.0, 1.0)):  # a second is left, an update takes four
+        run._update_s = 4.0
+        run._started = time.monotonic() - elapsed_s
+        assert run.outlook(512).fraction_done == pytest.approx(fraction, abs=0.01)
+    assert run.outlook(512).is_over
+    run.close()
+
+
 def test_time_spent_compiling_is_no_training(tmp_path: Path) -> None:
     import numba
 
