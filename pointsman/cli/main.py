@@ -21,12 +21,14 @@ from pointsman.cli import (
     calibrate,
     capacity,
     compare,
+    config,
     demo,
     diagnose,
     emulate,
     evaluate,
     explain,
     lists,
+    plan,
     profile,
     report,
     serve,
@@ -55,7 +57,6 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -70,6 +71,7 @@ app.command()(diagnose.diagnose)
 app.command()(report.report)
 app.command()(explain.explain)
 app.command("audit-features")(audit.audit_features)
+app.command()(plan.plan)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
 app.command()(emulate.emulate)
@@ -79,6 +81,7 @@ app.command("demo-serve")(demo.demo_serve)
 app.command()(lists.scenarios)
 app.command()(lists.policies)
 app.command()(lists.hardware)
+app.command()(config.config)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -128,7 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             # Whoever read our output has seen enough. Nothing may be flushed into the pipe at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
+            return 0
+        except SystemExit:  # so rich and typer end where a pipe is closed, and completion when it is done
+            return 0
         except (KeyboardInterrupt, typer.Abort):
             say("interrupted")
             return 130
