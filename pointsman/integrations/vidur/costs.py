@@ -32,7 +32,7 @@ class ClosedFormExecutionTimePredictorConfig(BaseExecutionTimePredictorConfig):
     e: float = field(default=3.4e-9, metadata={"help": "Seconds a pair of prompt tokens, for attention."})
 
     @staticmethod
-    def get_type() -> PredictorType:
+    def get_type() -> Any:
         return PredictorType.CLOSED_FORM
 
 

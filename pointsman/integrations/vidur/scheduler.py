@@ -50,7 +50,7 @@ class PointsmanGlobalSchedulerConfig(BaseGlobalSchedulerConfig):
     )
 
     @staticmethod
-    def get_type() -> SchedulerType:
+    def get_type() -> Any:
         return SchedulerType.POINTSMAN
 
 
