@@ -22,6 +22,7 @@ from pointsman.router.telemetry.metrics import Metrics
 from pointsman.routing.books import Books
 
 FOLDER = ROOT / "deploy" / "kubernetes"
+WORKLOADS = ("router.yaml", "epp.yaml")
 SUFFIXES = ("_bucket", "_sum", "_count", "_total")
 
 
@@ -29,52 +30,60 @@ def documents(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")))
 
 
-def by_kind(kind: str) -> dict[str, Any]:
-    (found,) = [one for one in documents("router.yaml") if one["kind"] == kind]
+def by_kind(kind: str, name: str = "router.yaml") -> dict[str, Any]:
+    (found,) = [one for one in documents(name) if one["kind"] == kind]
     return found
 
 
-def container() -> dict[str, Any]:
-    return by_kind("Deployment")["spec"]["template"]["spec"]["containers"][0]
+def container(name: str = "router.yaml") -> dict[str, Any]:
+    return by_kind("Deployment", name)["spec"]["template"]["spec"]["containers"][0]
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.31", "1.34"])
 def test_schemas_accept_them(version: str) -> None:
     validator = pytest.importorskip("kubernetes_validate")
-    for document in documents("router.yaml"):
+    for document in (one for name in WORKLOADS for one in documents(name)):
         validator.validate(document, version, strict=True)
     broken = by_kind("Deployment") | {"spec": {"replicas": "two"}}
     with pytest.raises(validator.ValidationError):
         validator.validate(broken, version, strict=True)
 
 
-def test_arguments_are_those_of_the_command() -> None:
-    name, *arguments = container()["args"]
-    options = {
-        option
-        for parameter in typer.main.get_command(app).commands[name].params  # type: ignore[attr-defined]
-        for option in parameter.opts
-    }
+@pytest.mark.parametrize("file", WORKLOADS)
+def test_arguments_are_those_of_the_command(file: str) -> None:
+    name, *arguments = container(file)["args"]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    if name not in commands:
+        pytest.skip(f"there is no `pointsman {name}` here")
+    options = {option for parameter in commands[name].params for option in parameter.opts}
     assert {argument.partition("=")[0] for argument in arguments} <= options
 
 
-def test_parts_refer_to_each_other() -> None:
-    labels = by_kind("Deployment")["spec"]["template"]["metadata"]["labels"]
-    (monitor,) = documents("monitoring.yaml")
+@pytest.mark.parametrize("file", WORKLOADS)
+def test_parts_refer_to_each_other(file: str) -> None:
+    deployment, service = by_kind("Deployment", file)["spec"], by_kind("Service", file)["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    budget = by_kind("PodDisruptionBudget", file)["spec"]
     for selector in (
-        by_kind("Deployment")["spec"]["selector"]["matchLabels"],
-        by_kind("Service")["spec"]["selector"],
-        by_kind("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        deployment["selector"]["matchLabels"],
+        service["selector"],
+        budget["selector"]["matchLabels"],
     ):
         assert selector.items() <= labels.items()
-    assert (
-        monitor["spec"]["selector"]["matchLabels"].items() <= by_kind("Service")["metadata"]["labels"].items()
-    )
-    ports = {port["name"] for port in container()["ports"]}
-    assert {port["targetPort"] for port in by_kind("Service")["spec"]["ports"]} <= ports
-    assert {one["port"] for one in monitor["spec"]["endpoints"]} <= {
-        port["name"] for port in by_kind("Service")["spec"]["ports"]
-    }
+    ports = {port["name"] for port in container(file)["ports"]}
+    assert {port["targetPort"] for port in service["ports"]} <= ports
+    assert deployment["template"]["spec"]["serviceAccountName"] == by_kind("ServiceAccount")["metadata"]["name"]
+
+
+def test_monitor_finds_the_service() -> None:
+    (monitor,) = documents("monitoring.yaml")
+    service = by_kind("Service")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    ports = {port["name"] for port in service["spec"]["ports"]}
+    assert {one["port"] for one in monitor["spec"]["endpoints"]} <= ports
+
+
+def test_kustomization_names_files_that_there_are() -> None:
     kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
     named = [*kustomization["resources"], *kustomization["configMapGenerator"][0]["files"]]
     assert all((FOLDER / name).is_file() for name in named)
