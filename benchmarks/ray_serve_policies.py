@@ -68,7 +68,13 @@ class EmulatedReplica:
         return {"first_token_at": one["first_token_at"]}
 
     def record_routing_stats(self) -> dict[str, float]:
-        return {"running": len(self._running), "waiting": len(self._waiting), "kv_use": 0.0}
+        return {
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "prefill_s_per_token": PROMPT_S * self._slowness,
+            "decode_s_per_token": STREAM_S * self._slowness,
+            "step_floor_s": STEP_S * self._slowness,
+        }
 
     async def _run(self) -> None:
         while self._waiting or self._running:
@@ -145,6 +151,7 @@ def measured(router: str, arrivals: list[tuple[float, Prompt]]) -> list[float]:
         )(EmulatedReplica)
         handle = serve.run(deployment.bind(folder), name=router.replace(" ", "-"), route_prefix=None)
         asyncio.run(play(handle, arrivals[:8]))  # compiled, connected
+        time.sleep(3.0)  # every replica has said how fast it is
         found = asyncio.run(play(handle, arrivals))
         serve.delete(router.replace(" ", "-"))
     return found
@@ -158,6 +165,7 @@ def main() -> None:
     parser.add_argument("--routers", default="power of two,prefix affinity,default")
     options = parser.parse_args()
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    serve.start(proxy_location="Disabled")
     routers = options.routers.split(",")
     found: dict[str, list[list[float]]] = {router: [] for router in routers}
     for seed in range(options.traces):

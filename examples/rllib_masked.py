@@ -1,7 +1,7 @@
 """RLlib on our environments: PPO with RLlib's own module for action masks.
 
     pip install 'pointsman[train]' 'ray[rllib]'
-    python examples/rllib_masked.py pointsman/Jobs-v0 20
+    python examples/rllib_masked.py pointsman/Jobs-v0 5
 
 Prints the mean return of an episode after the first and after the last iteration.
 """
@@ -11,12 +11,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.action_masking_rlm import ActionMaskingTorchRLModule
 
 import pointsman.envs.gym  # noqa: F401  # registers the environments
+
+torch.set_num_threads(1)  # more would wait for each other: the network is small
 
 
 class Masked(gymnasium.ObservationWrapper):

@@ -1,7 +1,7 @@
 """Stable-Baselines3 on our environments: MaskablePPO, which never tries an action that is not legal.
 
     pip install 'pointsman[train]' sb3-contrib
-    python examples/stable_baselines.py pointsman/Jobs-v0 40000
+    python examples/stable_baselines.py pointsman/Jobs-v0 8000
 
 Prints the mean return of an episode before and after, both with the best action by the network.
 """
@@ -10,11 +10,15 @@ import sys
 from typing import Any
 
 import gymnasium
+import torch
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.evaluation import evaluate_policy
 from stable_baselines3.common.env_util import make_vec_env
 
 import pointsman.envs.gym  # noqa: F401  # registers the environments
+
+NUM_JUDGED = 5  # episodes
+torch.set_num_threads(1)  # more would wait for each other: the network is small
 
 
 def train(name: str, num_steps: int, **settings: Any) -> tuple[float, float]:
@@ -23,10 +27,10 @@ def train(name: str, num_steps: int, **settings: Any) -> tuple[float, float]:
     model = MaskablePPO("MultiInputPolicy", envs, n_steps=256, batch_size=256, seed=0, device="cpu")
     judge = gymnasium.make(name, **settings)
     judge.reset(seed=1)
-    before, _ = evaluate_policy(model, judge, n_eval_episodes=20, warn=False)
+    before, _ = evaluate_policy(model, judge, n_eval_episodes=NUM_JUDGED, warn=False)
     model.learn(num_steps)
     judge.reset(seed=1)
-    after, _ = evaluate_policy(model, judge, n_eval_episodes=20, warn=False)
+    after, _ = evaluate_policy(model, judge, n_eval_episodes=NUM_JUDGED, warn=False)
     return float(before), float(after)
 
 

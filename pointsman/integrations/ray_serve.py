@@ -10,8 +10,10 @@
     )
 
 Ray Serve tells a request router which replica took a request and when its answer was complete; it does not
-show tokens, so every request is booked as one that does not stream. What replicas say of themselves by
-`record_routing_stats` (`running`, `waiting`, `kv_use`) is taken as a router takes a server's gauges.
+show tokens, so every request is booked as one that does not stream, and how fast a replica is cannot be
+learnt from the traffic. Replicas can say it, and how busy they are, by `record_routing_stats`: `running`,
+`waiting` and `kv_use` are taken as a router takes a server's gauges, and the figures of
+`routing.calibration.FIGURES` as what is known of the replica.
 
 A request that the policy holds is asked about again after Ray Serve's backoff (`initial_backoff_s` to
 `max_backoff_s` of the configuration). A decision is booked at once, before Ray Serve has sent the request:
@@ -34,6 +36,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
+from pointsman.routing.calibration import FIGURES
 from pointsman.routing.core import Core, Request
 from pointsman.routing.policy import HoldSpec
 
@@ -56,6 +59,7 @@ class _State:
     core: Core
     placed: dict[str, Placed] = field(default_factory=dict)  # by internal request id
     stats: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by replica, as last seen
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)  # by replica, as the core knows them
     lock: threading.Lock = field(default_factory=threading.Lock)  # ends are told by another thread
 
 
@@ -66,8 +70,8 @@ class PointsmanRequestRouter(RequestRouter):
         max_hold_s: float = HoldSpec().max_hold_s,
         figures: Mapping[str, float] | None = None,
     ) -> None:
-        """The `request_router_kwargs`. `figures`: what is known of a replica's speed and memory."""
-        self._figures = figures
+        """The `request_router_kwargs`. `figures`: what is known of every replica's speed and memory."""
+        self._figures = dict(figures or {})
         self._state = _State(Core(policy, max_hold_s=max_hold_s))
 
     async def choose_replicas(
@@ -123,10 +127,16 @@ class PointsmanRequestRouter(RequestRouter):
                 state.core.remove(name)
                 state.stats.pop(name, None)
         for name, replica in by_name.items():
-            if name not in state.core.replicas:
-                state.core.add(name, self._figures)
-            stats = replica.routing_stats
-            if stats and stats != state.stats.get(name):
+            stats = replica.routing_stats or {}
+            figures = {**self._figures, **{figure: stats[figure] for figure in FIGURES if figure in stats}}
+            is_new = name not in state.core.replicas
+            if not is_new and figures != state.figures[name] and state.core.signals(name)["outstanding"] == 0:
+                state.core.remove(name)  # it has said by now how fast it is
+                is_new = True
+            if is_new:
+                state.core.add(name, figures)
+                state.figures[name] = figures
+            if stats != state.stats.get(name) and any(gauge in stats for gauge in GAUGES):
                 state.stats[name] = stats
                 state.core.scraped(name, *(stats.get(gauge) for gauge in GAUGES))
 

@@ -72,7 +72,9 @@ def test_parts_refer_to_each_other(file: str) -> None:
         assert selector.items() <= labels.items()
     ports = {port["name"] for port in container(file)["ports"]}
     assert {port["targetPort"] for port in service["ports"]} <= ports
-    assert deployment["template"]["spec"]["serviceAccountName"] == by_kind("ServiceAccount")["metadata"]["name"]
+    assert (
+        deployment["template"]["spec"]["serviceAccountName"] == by_kind("ServiceAccount")["metadata"]["name"]
+    )
 
 
 def test_monitor_finds_the_service() -> None:
