@@ -25,7 +25,7 @@ from vidur.config.config import (
 )
 
 from pointsman.evaluation.bootstrap import paired_ratios
-from pointsman.integrations.vidur.running import Arrival, Served, is_of_pypi, run, simulator
+from pointsman.integrations.vidur.running import Arrival, Lifetime, is_of_pypi, run, simulator
 from pointsman.integrations.vidur.scheduler import PointsmanGlobalSchedulerConfig
 from pointsman.spec import parse_spec
 from pointsman.workload import build_workload
@@ -63,7 +63,7 @@ def drawn(rate_rps: float, seed: int) -> list[Arrival]:
     return [Arrival(float(t), int(p), int(d)) for t, p, d in zip(*columns, strict=True)]
 
 
-def measures(served: list[Served]) -> list[float]:
+def measures(served: list[Lifetime]) -> list[float]:
     e2e_s, ttft_s = [s.e2e_s for s in served], [s.ttft_s for s in served]
     return [measure for times in (e2e_s, ttft_s) for measure in (np.mean(times), np.percentile(times, 99))]
 

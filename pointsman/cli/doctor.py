@@ -17,7 +17,7 @@ from pointsman.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pointsman.live.doctor import Finding
+    from pointsman.live.doctor import Checkup
     from pointsman.router.config import Backend
 
 _LOOKS = {"ok": "[green]ok[/green]", "warning": "[yellow]look[/yellow]", "problem": "[red]fix[/red]"}
@@ -91,7 +91,7 @@ def _servers(
     return found
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def _print(findings: Sequence[Checkup]) -> None:
     table = plain_table("", "of", "check", "found")
     for finding in findings:
         what = f"{finding.what}; [bold]{finding.remedy}[/bold]" if finding.remedy else finding.what

@@ -45,7 +45,7 @@ GAUGES = ("running", "waiting", "kv_use")
 
 
 @dataclass
-class Placed:
+class RoutedRequest:
     """A request between its first decision and its end."""
 
     asked: Request
@@ -55,9 +55,9 @@ class Placed:
 
 
 @dataclass
-class _State:
+class _Books:
     core: Core
-    placed: dict[str, Placed] = field(default_factory=dict)  # by internal request id
+    placed: dict[str, RoutedRequest] = field(default_factory=dict)  # by internal request id
     stats: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by replica, as last seen
     figures: dict[str, dict[str, float]] = field(default_factory=dict)  # by replica, as the core knows them
     lock: threading.Lock = field(default_factory=threading.Lock)  # ends are told by another thread
@@ -72,7 +72,7 @@ class PointsmanRequestRouter(RequestRouter):
     ) -> None:
         """The `request_router_kwargs`. `figures`: what is known of every replica's speed and memory."""
         self._figures = dict(figures or {})
-        self._state = _State(Core(policy, max_hold_s=max_hold_s))
+        self._state = _Books(Core(policy, max_hold_s=max_hold_s))
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -140,12 +140,12 @@ class PointsmanRequestRouter(RequestRouter):
                 state.stats[name] = stats
                 state.core.scraped(name, *(stats.get(gauge) for gauge in GAUGES))
 
-    def _placed(self, pending: PendingRequest) -> Placed:
+    def _placed(self, pending: PendingRequest) -> RoutedRequest:
         request_id = pending.metadata.internal_request_id
         if request_id not in self._state.placed:
             length = len(prompt_text((*pending.args, *pending.kwargs.values()))) // CHARACTERS_A_TOKEN
             asked = Request(self._state.core.prompt_length(max(1, length)))
-            self._state.placed[request_id] = Placed(asked, pending)
+            self._state.placed[request_id] = RoutedRequest(asked, pending)
         return self._state.placed[request_id]
 
     def _forget_cancelled(self) -> None:
@@ -179,7 +179,7 @@ def prompt_text(arguments: Iterable[Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Of a prompt, or of messages whose content may have several parts."""
+    """Text of a prompt, or of messages whose content may have several parts."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):

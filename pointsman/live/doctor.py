@@ -1,6 +1,6 @@
 """What is wrong with a deployment, and what to do about it: this machine, the servers, the router.
 
-Every check ends as a `Finding`. The questions are those that the router asks (health, models, gauges), and
+Every check ends as a `Checkup`. The questions are those that the router asks (health, models, gauges), and
 some that it never asks: which version runs, and what time it is there. Python's own HTTP client asks them,
 so that what is found is not an opinion of the router's.
 """
@@ -40,7 +40,7 @@ MAX_CLOCK_S = 2.0  # a Date header is cut to whole seconds, and may be a second 
 
 
 @dataclass(frozen=True)
-class Finding:
+class Checkup:
     subject: str  # a server, the router, or this machine
     check: str
     level: Level
@@ -48,7 +48,7 @@ class Finding:
     remedy: str = ""
 
 
-class Fetched(NamedTuple):
+class Answered(NamedTuple):
     status: int
     body: bytes
     took_s: float
@@ -70,7 +70,7 @@ def examine(
     router: str | None = None,
     ca: Path | None = None,
     timeout_s: float = TIMEOUT_S,
-) -> list[Finding]:
+) -> list[Checkup]:
     """`ca`: who signs certificates of servers that do not say it themselves, and of the router."""
     findings = examine_here(policy)
     with ThreadPoolExecutor(max_workers=16) as pool:
@@ -83,32 +83,32 @@ def examine(
     return findings
 
 
-def examine_here(policy: str) -> list[Finding]:
+def examine_here(policy: str) -> list[Checkup]:
     python = ".".join(map(str, sys.version_info[:3]))
-    version = Finding(HERE, "version", "ok", f"pointsman {__version__}, Python {python}")
+    version = Checkup(HERE, "version", "ok", f"pointsman {__version__}, Python {python}")
     return [version, _policy(policy)]
 
 
-def _policy(policy: str) -> Finding:
+def _policy(policy: str) -> Checkup:
     try:
         spec = parse_spec(PolicySpec, {"kind": policy}, "policy")
         if spec.checkpoint is not None:
             load_checkpoint(spec.checkpoint, "policy")
     except InputError as error:
-        return Finding(HERE, "policy", "problem", f"{error.value!r} {error.problem}", error.remedy)
-    return Finding(HERE, "policy", "ok", f"{spec.label} can be read")
+        return Checkup(HERE, "policy", "problem", f"{error.value!r} {error.problem}", error.remedy)
+    return Checkup(HERE, "policy", "ok", f"{spec.label} can be read")
 
 
 def examine_server(
     backend: Backend, ca: Path | None, timeout_s: float
-) -> tuple[list[Finding], ServerFacts | None]:
+) -> tuple[list[Checkup], ServerFacts | None]:
     """-> None for one that does not answer"""
     url = backend.url
     ask = _Asker(url, backend.ca or ca, backend.tls_name, os.environ.get(BACKEND_KEY), timeout_s)
     try:
         health = ask("/health")
     except OSError as error:
-        return [Finding(url, "reachable", "problem", f"does not answer ({error})", _unreachable(error))], None
+        return [Checkup(url, "reachable", "problem", f"does not answer ({error})", _unreachable(error))], None
     findings = [_health(url, health), *_clock(url, health)]
     try:
         models = ask("/v1/models")
@@ -117,133 +117,133 @@ def examine_server(
         version = _version(ask("/version"))
     except OSError as error:
         what = f"answered /health, then not any more ({error})"
-        return [*findings, Finding(url, "reachable", "problem", what, "look into its log")], None
+        return [*findings, Checkup(url, "reachable", "problem", what, "look into its log")], None
     findings.append(_of_version(url, version))
     return findings, ServerFacts(url, version, tuple(read_models(models.body) or ()))
 
 
-def _health(url: str, answer: Fetched) -> Finding:
+def _health(url: str, answer: Answered) -> Checkup:
     if answer.status >= 500:
         what = f"answers {answer.status} to /health"
-        return Finding(url, "reachable", "problem", what, "wait until it is up, or look into its log")
+        return Checkup(url, "reachable", "problem", what, "wait until it is up, or look into its log")
     if answer.took_s > MAX_ANSWER_S:
         what = f"took {answer.took_s:.2f} s to answer /health"
         remedy = "is it far away, or its API process overloaded? The router gives it 2 s"
-        return Finding(url, "reachable", "warning", what, remedy)
-    return Finding(url, "reachable", "ok", f"answers in {answer.took_s * 1000:.0f} ms")
+        return Checkup(url, "reachable", "warning", what, remedy)
+    return Checkup(url, "reachable", "ok", f"answers in {answer.took_s * 1000:.0f} ms")
 
 
-def _models(url: str, answer: Fetched) -> Finding:
+def _models(url: str, answer: Answered) -> Checkup:
     if answer.status in (401, 403):
         remedy = f"set ${BACKEND_KEY} to the key that it wants"
-        return Finding(url, "models", "problem", f"answers {answer.status} to /v1/models", remedy)
+        return Checkup(url, "models", "problem", f"answers {answer.status} to /v1/models", remedy)
     models = read_models(answer.body) if answer.status == 200 else None
     if not models:
         what = f"lists no models (status {answer.status} of /v1/models)"
-        return Finding(url, "models", "problem", what, "give the address of an OpenAI-compatible server")
-    return Finding(url, "models", "ok", f"serves {', '.join(models)}")
+        return Checkup(url, "models", "problem", what, "give the address of an OpenAI-compatible server")
+    return Checkup(url, "models", "ok", f"serves {', '.join(models)}")
 
 
-def _gauges(url: str, answer: Fetched) -> Finding:
+def _gauges(url: str, answer: Answered) -> Checkup:
     books = "until then the router goes by its own books alone"
     if answer.status != 200:
         what = f"answers {answer.status} to /metrics"
-        return Finding(url, "metrics", "warning", what, f"let it show its metrics; {books}")
+        return Checkup(url, "metrics", "warning", what, f"let it show its metrics; {books}")
     gauges = read_gauges(answer.body)
     if gauges is None:
         what = "shows no vllm:num_requests_running and vllm:num_requests_waiting"
         remedy = f"start it without --disable-log-stats if it is vLLM; {books}"
-        return Finding(url, "metrics", "warning", what, remedy)
+        return Checkup(url, "metrics", "warning", what, remedy)
     if b"cache_usage_perc" not in answer.body:
         what = "does not show how much of its KV memory is in use (vllm:kv_cache_usage_perc)"
-        return Finding(url, "metrics", "warning", what, "give kv_capacity_tokens in a file of --backends")
-    return Finding(url, "metrics", "ok", _said(gauges))
+        return Checkup(url, "metrics", "warning", what, "give kv_capacity_tokens in a file of --backends")
+    return Checkup(url, "metrics", "ok", _said(gauges))
 
 
 def _said(gauges: ScrapedGauges) -> str:
     return f"{gauges.running:g} running, {gauges.waiting:g} waiting, KV memory {gauges.kv_use:.0%} full"
 
 
-def _clock(subject: str, answer: Fetched) -> list[Finding]:
+def _clock(subject: str, answer: Answered) -> list[Checkup]:
     """Nothing of a server that does not say what time it is."""
     if answer.ahead_s is None:
         return []
     if abs(answer.ahead_s) <= MAX_CLOCK_S:
-        return [Finding(subject, "clock", "ok", "agrees with ours")]
+        return [Checkup(subject, "clock", "ok", "agrees with ours")]
     direction = "ahead of" if answer.ahead_s > 0 else "behind"
     what = f"is {abs(answer.ahead_s):.0f} s {direction} ours"
     remedy = "run NTP on both: logs cannot be put in order, and certificates may count as expired"
-    return [Finding(subject, "clock", "warning", what, remedy)]
+    return [Checkup(subject, "clock", "warning", what, remedy)]
 
 
-def _version(answer: Fetched) -> str | None:
+def _version(answer: Answered) -> str | None:
     try:
         return str(json.loads(answer.body)["version"]) if answer.status == 200 else None
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _of_version(url: str, version: str | None) -> Finding:
+def _of_version(url: str, version: str | None) -> Checkup:
     if version is None:
-        return Finding(url, "version", "ok", "does not say which version it is")
-    return Finding(url, "version", "ok", version)
+        return Checkup(url, "version", "ok", "does not say which version it is")
+    return Checkup(url, "version", "ok", version)
 
 
-def compare(servers: Sequence[ServerFacts]) -> list[Finding]:
+def compare(servers: Sequence[ServerFacts]) -> list[Checkup]:
     """What is wrong between servers that are well by themselves."""
     findings = []
     for url, count in Counter(facts.url for facts in servers).items():
         if count > 1:
             what = f"is named {count} times"
-            findings.append(Finding(url, "servers", "problem", what, "name each server once"))
+            findings.append(Checkup(url, "servers", "problem", what, "name each server once"))
     versions = Counter(facts.version for facts in servers if facts.version is not None)
     if len(versions) > 1:
         what = ", ".join(f"{count} of {version}" for version, count in versions.most_common())
         remedy = "finish the upgrade, or expect unequal speeds, which the router learns as traffic flows"
-        findings.append(Finding("servers", "version", "warning", f"they differ: {what}", remedy))
+        findings.append(Checkup("servers", "version", "warning", f"they differ: {what}", remedy))
     models = Counter(model for facts in servers for model in facts.models)
     for model, count in models.items():
         if count < len(servers):
             what = f"{model} is served by {count} of {len(servers)}"
             remedy = "fine if it is meant so: its requests go to those alone"
-            findings.append(Finding("servers", "models", "warning", what, remedy))
+            findings.append(Checkup("servers", "models", "warning", what, remedy))
     return findings
 
 
-def examine_router(url: str, ca: Path | None, timeout_s: float) -> list[Finding]:
+def examine_router(url: str, ca: Path | None, timeout_s: float) -> list[Checkup]:
     keys = os.environ.get(CLIENT.environment, "").split(",")
     ask = _Asker(url, ca, None, keys[0].strip() or None, timeout_s)
     try:
         health, models, metrics = ask("/health"), ask("/v1/models"), ask("/metrics")
     except OSError as error:
-        return [Finding(url, "router", "problem", f"does not answer ({error})", _unreachable(error))]
+        return [Checkup(url, "router", "problem", f"does not answer ({error})", _unreachable(error))]
     findings = [*_clock(url, health)]
     if models.status in (401, 403):
         remedy = f"set ${CLIENT.environment} to a key of a client"
-        findings.append(Finding(url, "models", "problem", f"answers {models.status} to /v1/models", remedy))
+        findings.append(Checkup(url, "models", "problem", f"answers {models.status} to /v1/models", remedy))
     samples = _samples(metrics.body)
     accepting = {name: value for name, value in samples.items() if "replica_accepting" in name}
     if not accepting:
         what = "shows none of the metrics of `pointsman serve`, or has no servers"
-        return [*findings, Finding(url, "router", "problem", what, "is it the address of the router?")]
+        return [*findings, Checkup(url, "router", "problem", what, "is it the address of the router?")]
     num_well = sum(value > 0 for value in accepting.values())
     what = f"{num_well} of {len(accepting)} servers get requests"
     if num_well == 0:
-        findings.append(Finding(url, "router", "problem", what, "see what is said of the servers"))
+        findings.append(Checkup(url, "router", "problem", what, "see what is said of the servers"))
     elif num_well < len(accepting):
-        findings.append(Finding(url, "router", "warning", what, "see what is said of the servers"))
+        findings.append(Checkup(url, "router", "warning", what, "see what is said of the servers"))
     else:
-        findings.append(Finding(url, "router", "ok", what))
+        findings.append(Checkup(url, "router", "ok", what))
     fallbacks = sum(value for name, value in samples.items() if name.startswith("pointsman_fallbacks_total"))
     if fallbacks:
         what = f"{fallbacks:g} decisions were taken from the policy"
         remedy = "look for `policy` in its log: it was too slow, or failed"
-        findings.append(Finding(url, "policy", "warning", what, remedy))
+        findings.append(Checkup(url, "policy", "warning", what, remedy))
     return findings
 
 
 def _samples(text: bytes) -> dict[str, float]:
-    """Of a page of metrics: name with labels -> value"""
+    """A page of metrics -> name with labels: value"""
     samples = {}
     for line in text.decode("utf-8", "replace").splitlines():
         name, _, value = line.rpartition(" ")
@@ -264,7 +264,7 @@ class _Asker:
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout_s = timeout_s
 
-    def __call__(self, path: str) -> Fetched:
+    def __call__(self, path: str) -> Answered:
         started = time.monotonic()
         connection = self._connection()
         try:
@@ -275,7 +275,7 @@ class _Asker:
             raise OSError(f"no valid HTTP answer: {type(error).__name__}") from None
         finally:
             connection.close()
-        return Fetched(answer.status, body, time.monotonic() - started, _ahead_s(answer.getheader("date")))
+        return Answered(answer.status, body, time.monotonic() - started, _ahead_s(answer.getheader("date")))
 
     def _connection(self) -> http.client.HTTPConnection:
         address = self._address
@@ -304,5 +304,5 @@ def _unreachable(error: OSError) -> str:
     return "start it, or correct the address"
 
 
-def as_rows(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+def as_rows(findings: Sequence[Checkup]) -> list[dict[str, Any]]:
     return [vars(finding) for finding in findings]

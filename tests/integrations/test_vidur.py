@@ -25,7 +25,7 @@ from vidur.config.config import (  # noqa: E402
     VllmSchedulerConfig,
 )
 
-from pointsman.integrations.vidur.running import Arrival, Served, is_of_pypi, run, simulator  # noqa: E402
+from pointsman.integrations.vidur.running import Arrival, Lifetime, is_of_pypi, run, simulator  # noqa: E402
 from pointsman.integrations.vidur.scheduler import PointsmanGlobalSchedulerConfig  # noqa: E402
 
 NAME = "vllm_lor_4r_burst"  # a reference run that stands in tests/data/golden
@@ -47,7 +47,7 @@ def arrivals(name: str) -> list[Arrival]:
     return load_benchmark("vidur_policies").reference(name)
 
 
-def play(policy: Any, trace: list[Arrival], num_blocks: int | None = None) -> list[Served]:
+def play(policy: Any, trace: list[Arrival], num_blocks: int | None = None) -> list[Lifetime]:
     chosen = PointsmanGlobalSchedulerConfig(policy=policy) if isinstance(policy, str) else policy
     return run(simulator(trace, chosen, VllmSchedulerConfig(), num_blocks=num_blocks))
 

@@ -18,7 +18,7 @@ from emulator.serving import with_emulator
 
 from pointsman.cli.main import main
 from pointsman.emulator.cluster import Emulator
-from pointsman.live.doctor import Finding, examine
+from pointsman.live.doctor import Checkup, examine
 from pointsman.router.config import Backend
 
 GAUGES = "vllm:num_requests_running 3\nvllm:num_requests_waiting 1\n"
@@ -62,12 +62,12 @@ def server(clock_ahead_s: float = 0.0, key: str | None = None, **pages: tuple[in
         thread.join()
 
 
-def unwell(*urls: str, **options: Any) -> list[Finding]:
+def unwell(*urls: str, **options: Any) -> list[Checkup]:
     found = examine([Backend(url=url) for url in urls], options.pop("policy", "least-work"), **options)
     return [finding for finding in found if finding.level != "ok"]
 
 
-def only(findings: list[Finding]) -> tuple[str, str, str]:
+def only(findings: list[Checkup]) -> tuple[str, str, str]:
     (finding,) = findings
     assert finding.remedy
     return finding.check, finding.level, finding.what

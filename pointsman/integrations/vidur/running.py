@@ -44,7 +44,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Served:
+class Lifetime:
     """What became of an arrival. Times in seconds of the simulation."""
 
     arrived_at: float
@@ -99,13 +99,13 @@ def simulator(
         return Simulator(config)
 
 
-def run(simulation: Simulator) -> list[Served]:
+def run(simulation: Simulator) -> list[Lifetime]:
     """Play it to its end. -> in the order of arrival"""
     requests = [event._request for _, event in sorted(simulation._event_queue)]
     simulation.run()
     # The repository's Vidur would write its output once more when Python exits.
     atexit.unregister(simulation._write_output)
-    return [Served(r.arrived_at, r.prefill_completed_at, r.completed_at, r.num_restarts) for r in requests]
+    return [Lifetime(r.arrived_at, r.prefill_completed_at, r.completed_at, r.num_restarts) for r in requests]
 
 
 def _cluster(
