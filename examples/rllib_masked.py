@@ -16,6 +16,7 @@ from gymnasium import spaces
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.action_masking_rlm import ActionMaskingTorchRLModule
+from ray.tune.registry import register_env
 
 import pointsman.envs.gym  # noqa: F401  # registers the environments
 
@@ -46,9 +47,10 @@ class Masked(gymnasium.ObservationWrapper):
 
 def train(name: str, num_iterations: int, **settings: Any) -> tuple[float, float]:
     """-> mean return after the first and after the last iteration; `settings`: of the environment"""
+    register_env("masked", lambda _: Masked(gymnasium.make(name, **settings)))
     config = (
         PPOConfig()
-        .environment(lambda _: Masked(gymnasium.make(name, **settings)))
+        .environment("masked")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
         .training(train_batch_size=4096, minibatch_size=512, num_epochs=4, lr=3e-4)
         .rl_module(rl_module_spec=RLModuleSpec(module_class=ActionMaskingTorchRLModule))
