@@ -1,8 +1,8 @@
 """The command `pointsman`.
 
-Exit status: 0 done, 1 a training run went wrong, 2 bad input (one line on stderr says what and how to correct
-it), 130 interrupted. Heavy imports (numba, polars, torch) happen inside commands, so that --help
-answers at once.
+Exit status: 0 done, 1 a training run went wrong or `doctor` found something to fix, 2 bad input (one line on
+stderr says what and how to correct it), 130 interrupted. Heavy imports (numba, polars, torch) happen inside
+commands, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pointsman.cli import (
     config,
     demo,
     diagnose,
+    doctor,
     emulate,
     evaluate,
     explain,
@@ -75,6 +76,7 @@ app.command()(plan.plan)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
 app.command()(emulate.emulate)
+app.command()(doctor.doctor)
 app.command()(calibrate.calibrate)
 app.command()(profile.profile)
 app.command("demo-serve")(demo.demo_serve)

@@ -119,7 +119,7 @@ def serve(
         server_side_tls(backend_ca)
     options = Options(
         backends=backend or [],
-        source=_source(backends, dns, kubernetes),
+        source=server_source(backends, dns, kubernetes),
         policy=policy,
         shadow=shadow,
         ports=Ports(host, port, admin_host, admin_port, api_keys, admin_keys, tls_cert, tls_key),
@@ -152,7 +152,7 @@ def _settings(overrides: list[str]) -> Settings:
     return parse_spec(Settings, data)
 
 
-def _source(file: Path | None, dns: str | None, kubernetes: str | None) -> Source | None:
+def server_source(file: Path | None, dns: str | None, kubernetes: str | None) -> Source | None:
     from pointsman.router.replicas.discovery import DnsSource, FileSource, KubernetesSource
 
     given = [

@@ -46,6 +46,7 @@ CALLS: dict[str, list[tuple[str | None, tuple[str, ...]]]] = {
     "capacity": [(None, SMALL)],
     "serve": [("serve", ("--backend", NOWHERE))],
     "emulate": [("serve", ("--port", "0"))],
+    "doctor": [("serve", ("--backend", NOWHERE))],
     "demo-serve": [("serve", ())],
     "calibrate": [("cannot be reached", ("--url", NOWHERE))],
     "profile": [("train", ())],
