@@ -50,6 +50,7 @@ class Parts:
 class Router:
     def __init__(self, parts: Parts, settings: Settings, backends: Sequence[Backend] = ()) -> None:
         self.settings = settings
+        self.books = parts.books
         self.log = Log(parts.log_to, has_requests=parts.logs_requests)
         self._metrics = Metrics()
         self.registry = Registry(parts.books, settings, parts.backend_ca)

@@ -123,7 +123,7 @@ def quick_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is compiled, and garbage is collected as before."""
     books = FakeBooks()
     monkeypatch.setattr(
-        router_main, "live_books", lambda settings, seat: (books, lambda name: FakeDecider(books))
+        router_main, "live_books", lambda *about: (books, lambda name: FakeDecider(books))
     )
     monkeypatch.setattr(router_main.gc, "freeze", lambda: None)
     threshold = router_main.gc.get_threshold()
