@@ -24,6 +24,7 @@ from pointsman.cli import (
     demo,
     diagnose,
     emulate,
+    epp,
     evaluate,
     explain,
     lists,
@@ -72,6 +73,7 @@ app.command()(explain.explain)
 app.command("audit-features")(audit.audit_features)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
+app.command()(epp.epp)
 app.command()(emulate.emulate)
 app.command()(calibrate.calibrate)
 app.command()(profile.profile)

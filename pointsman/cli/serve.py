@@ -122,7 +122,7 @@ def serve(
     from pointsman.router.ports import Ports
     from pointsman.router.processes.workers import own_seat, supervise
 
-    parsed = _settings(overrides or [])
+    parsed = serving_settings(overrides or [])
     if settings:
         _print_settings(parsed)
         return
@@ -134,7 +134,7 @@ def serve(
         server_side_tls(backend_ca)
     options = Options(
         backends=backend or [],
-        source=_source(backends, dns, kubernetes),
+        source=server_source(backends, dns, kubernetes),
         policy=policy,
         shadow=shadow,
         ports=Ports(host, port, admin_host, admin_port, api_keys, admin_keys, tls_cert, tls_key),
@@ -143,7 +143,7 @@ def serve(
         record=record,
         logs_requests=not is_quiet,
         settings=parsed,
-        share=_store(share, share_ca),
+        share=store_address(share, share_ca),
     )
     if not options.backends and options.source is None:
         raise InputError(
@@ -158,7 +158,7 @@ def serve(
         uvloop.run(serve_forever(options, say, sys.stderr, seat))
 
 
-def _settings(overrides: list[str]) -> Settings:
+def serving_settings(overrides: list[str]) -> Settings:
     from pointsman.router.config import Settings
     from pointsman.spec import apply_override, parse_spec
 
@@ -168,7 +168,7 @@ def _settings(overrides: list[str]) -> Settings:
     return parse_spec(Settings, data)
 
 
-def _store(share: str | None, ca: Path | None) -> StoreAddress | None:
+def store_address(share: str | None, ca: Path | None) -> StoreAddress | None:
     from pointsman.router.store.address import parse_store
 
     if share is None:
@@ -178,7 +178,7 @@ def _store(share: str | None, ca: Path | None) -> StoreAddress | None:
     return parse_store(share, ca)
 
 
-def _source(file: Path | None, dns: str | None, kubernetes: str | None) -> Source | None:
+def server_source(file: Path | None, dns: str | None, kubernetes: str | None) -> Source | None:
     from pointsman.router.replicas.discovery import DnsSource, FileSource, KubernetesSource
 
     given = [

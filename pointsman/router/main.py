@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from pointsman.errors import InputError
 from pointsman.router.config import Backend, Settings
+from pointsman.router.epp.status import StatusOnly
 from pointsman.router.http.address import server_url
 from pointsman.router.http.listening import listen, port_of
 from pointsman.router.http.tls import CERT
@@ -30,10 +31,20 @@ from pointsman.routing.decider import Decider, DeciderSource
 from pointsman.routing.sharing import SharedBooks
 
 if TYPE_CHECKING:
+    from pointsman.router.epp.picker import Picker
     from pointsman.router.store.link import StoreLink
 
 _GC_THRESHOLD = 50_000
 _INFORMED_S = 5.0
+
+
+@dataclass(frozen=True)
+class PickerPort:
+    """Where Envoy asks; the port for clients then shows the state of the picker, and carries nothing."""
+
+    host: str
+    port: int
+    tls: tuple[Path, Path | None] | None = None  # files of the certificate and its key
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class Options:
     logs_requests: bool
     settings: Settings
     share: StoreAddress | None = None
+    picker: PickerPort | None = None
 
 
 def live_books(
@@ -108,7 +120,9 @@ async def serve_forever(
         await control.start()
     with _can_listen("--port", public):
         port = public.port if seat is None else seat.port
-        port = await router.start(public.host, port, seat is not None, public.tls)
+        service = StatusOnly(router.proxy) if options.picker is not None else None
+        port = await router.start(public.host, port, seat is not None, public.tls, service)
+    picker, picker_port = await _start_picker(options.picker, router)
     if link is not None:
         link.start()
     # What is there now stays; what a request leaves behind is freed by counting references.
@@ -120,7 +134,11 @@ async def serve_forever(
         seat.ready.touch()
     if control.admin_url is not None:
         about = f"policy {options.policy}, {len(router.registry)} servers"
-        say(f"listening on {public.url(port)}/v1, {about}")
+        if options.picker is None:
+            say(f"listening on {public.url(port)}/v1, {about}")
+        else:
+            say(f"picking on {options.picker.host}:{picker_port}, {about}")
+            say(f"metrics on {public.url(port)}/metrics")
         say(f"admin on {control.admin_url}/admin/replicas, live page on {control.admin_url}/dashboard")
         for warning in _warnings(options, router, private):
             say(f"warning: {warning}")
@@ -128,11 +146,24 @@ async def serve_forever(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
     control.stop()
+    if picker is not None:
+        await picker.stop()
     await router.stop()
+    if picker is not None:
+        await picker.close()
     if link is not None:
         await link.stop()
     if recorder is not None:
         recorder.close()
+
+
+async def _start_picker(wanted: PickerPort | None, router: Router) -> tuple[Picker | None, int]:
+    if wanted is None:
+        return None, 0
+    from pointsman.router.epp.picker import Picker
+
+    picker = Picker(router, wanted.host, wanted.port, wanted.tls)
+    return picker, await picker.start()
 
 
 class _Leading:

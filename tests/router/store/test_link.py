@@ -216,7 +216,16 @@ def test_password_and_tls(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = ("--port", "0", "--tls-port", str(port), "--tls-cert-file", str(pem), "--tls-key-file", str(pem))
+    options = (
+        "--port",
+        "0",
+        "--tls-port",
+        str(port),
+        "--tls-cert-file",
+        str(pem),
+        "--tls-key-file",
+        str(pem),
+    )
     options += ("--tls-ca-cert-file", str(authority.ca), "--tls-auth-clients", "no")
     options += ("--requirepass", "secret")
 
