@@ -73,7 +73,7 @@ class Pick:
         self.state = ASKED
         self.decided: asyncio.Future[None] | None = None  # while it waits
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED  # the protocol's, if Envoy is silent
-        self._body = b""
+        self._body: bytes | None = None  # what has come of it
         self._outside: frozenset[int] = frozenset()
         self._has_trailers = False
         self._refusal: Answer | None = None
@@ -120,8 +120,8 @@ class Pick:
         if hint is not None:
             self._outside = self._endpoints.outside([one.string_value for one in hint.list_value.values])
         if message.request_headers.end_of_stream or self._request_mode in (NONE, STREAMED):
-            self._decide(has_body=message.request_headers.end_of_stream)
-            yield from self.verdict("request_headers")
+            self._decide()
+            yield from self.verdict()
         elif self._request_mode in _WHOLE:
             yield CONTINUE["request_headers"]
 
@@ -129,40 +129,37 @@ class Pick:
         if self._request_mode == STREAMED:
             yield CONTINUE["request_body"]
             return
-        self._body += part.body
+        self._body = (self._body or b"") + part.body
         if part.end_of_stream or self._request_mode in _WHOLE:
-            self._decide(has_body=True)
-            yield from self.verdict(self._decided_in)
+            self._decide()
+            yield from self.verdict()
 
     def _on_request_trailers(self) -> Iterator[bytes]:
         self._has_trailers = True
         if self.state == ASKED and self._request_mode == FULL_DUPLEX_STREAMED:
-            self._decide(has_body=True)
-            yield from self.verdict(self._decided_in)
+            self._decide()
+            yield from self.verdict()
         else:
             yield CONTINUE["request_trailers"]
 
-    @property
-    def _decided_in(self) -> str:
-        """A body that comes in pieces waits behind its headers; else it takes the verdict."""
-        return "request_body" if self._request_mode in _WHOLE else "request_headers"
-
-    def verdict(self, phase: str | None = None) -> Iterator[bytes]:
+    def verdict(self) -> Iterator[bytes]:
         """Where to, or why not; nothing while the request waits."""
         if self._refusal is not None:
             yield refused(self._refusal)
             return
         if self.state == WAITING:
             return
-        if phase is None:
-            phase = self._decided_in if self._body else "request_headers"
-        yield destination(phase, ",".join(self._listed))
-        if self._request_mode == FULL_DUPLEX_STREAMED:
-            if self._body or self._has_trailers:
-                yield from streamed("request_body", self._body, not self._has_trailers)
-            if self._has_trailers:
-                yield CONTINUE["request_trailers"]
-        self._body = b""
+        endpoints, body = ",".join(self._listed), self._body
+        self._body = None
+        if body is None:
+            yield destination("request_headers", endpoints)
+        elif self._request_mode != FULL_DUPLEX_STREAMED:
+            yield destination("request_body", endpoints)
+        else:
+            yield destination("request_headers", endpoints)
+            yield from streamed("request_body", body, not self._has_trailers)
+        if self._has_trailers:
+            yield CONTINUE["request_trailers"]
 
     def _on_response_headers(self, message: Any) -> Iterator[bytes]:
         now = monotonic()
@@ -244,13 +241,13 @@ class Pick:
 
     # --- within ---
 
-    def _decide(self, has_body: bool) -> None:
+    def _decide(self) -> None:
         head = self.request.head
         wish = head.wish = read_wish(head, b"")
         self.state = WAITING
         self.request_id = (wish.request_id or b"").decode("latin-1")
         facts: RequestFacts | Answer
-        if has_body and (self._body or wish.decode is None):
+        if self._body is not None:
             facts = read_facts(wish, self._body)
         else:
             length = head.special.get(b"content-length", b"0")
