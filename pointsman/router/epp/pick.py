@@ -73,6 +73,7 @@ class Pick:
         self.state = ASKED
         self.decided: asyncio.Future[None] | None = None  # while it waits
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED  # the protocol's, if Envoy is silent
+        self.request = HttpRequest(RequestHead(b"", b"", [], False, True))  # until its headers are there
         self._body: bytes | None = None  # what has come of it
         self._outside: frozenset[int] = frozenset()
         self._has_trailers = False
@@ -91,12 +92,12 @@ class Pick:
     def hear(self, message: Any) -> Iterator[bytes]:
         """-> the answers, all but the verdict on a request that has to wait (`decided`)."""
         is_silent = message.observability_mode
+        if self.state == ASKED and message.HasField("protocol_config"):
+            self._request_mode = message.protocol_config.request_body_mode
+            self._response_mode = message.protocol_config.response_body_mode
         if message.HasField("response_body"):
             answers = self._on_response_body(message.response_body)
         elif message.HasField("request_headers"):
-            if message.HasField("protocol_config"):
-                self._request_mode = message.protocol_config.request_body_mode
-                self._response_mode = message.protocol_config.response_body_mode
             answers = self._on_request_headers(message)
         elif message.HasField("request_body"):
             answers = self._on_request_body(message.request_body)
@@ -112,10 +113,9 @@ class Pick:
 
     def _on_request_headers(self, message: Any) -> Iterator[bytes]:
         headers = _headers(message.request_headers)
-        pseudo = dict(headers[:8])
-        self.request = HttpRequest(
-            RequestHead(pseudo.get(b":method", b""), pseudo.get(b":path", b""), headers, False, True)
-        )
+        special = dict(headers)
+        method, path = special.get(b":method", b""), special.get(b":path", b"")
+        self.request = HttpRequest(RequestHead(method, path, headers, False, True))
         hint = _metadata(message, SUBSET_NAMESPACE, SUBSET)
         if hint is not None:
             self._outside = self._endpoints.outside([one.string_value for one in hint.list_value.values])
@@ -244,6 +244,7 @@ class Pick:
     def _decide(self) -> None:
         head = self.request.head
         wish = head.wish = read_wish(head, b"")
+        self._is_chat = head.path.endswith(b"/chat/completions")
         self.state = WAITING
         self.request_id = (wish.request_id or b"").decode("latin-1")
         facts: RequestFacts | Answer
@@ -311,7 +312,7 @@ class Pick:
         books = self._proxy.books
         if self.first_byte_at is None:
             self.first_byte_at = now
-            self._num_tokens = -1 if self.request.head.path.endswith(b"/chat/completions") else 0
+            self._num_tokens = -1 if self._is_chat else 0
             books.first_token(self._ticket, now)
             self._router.dispatcher.wake()
         before = self._num_tokens
