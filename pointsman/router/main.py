@@ -147,7 +147,7 @@ async def serve_forever(
         loop.remove_signal_handler(number)
     control.stop()
     if picker is not None:
-        await picker.stop()
+        picker.stop()
     await router.stop()
     if picker is not None:
         await picker.close()

@@ -77,7 +77,7 @@ def test_a_problem_is_imported_only_when_asked_for() -> None:
 
 def test_extras_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    imported_as = {"grpcio": "grpc", "grpcio-health-checking": "grpc_health"}
+    imported_as = {"protobuf": "google"}
     for extra, packages in EXTRAS.items():
         wanted = [one.partition(">")[0] for one in project["optional-dependencies"][extra]]
         names = {imported_as.get(one, one.replace("-", "_")) for one in wanted if "[" not in one}

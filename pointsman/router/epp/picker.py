@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
-
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pointsman.errors import InputError
 from pointsman.router.epp.answers import more_time
 from pointsman.router.epp.endpoints import Endpoints
+from pointsman.router.epp.grpc import NOT_FOUND, Call, GrpcConnection, Stream, grpc_tls
 from pointsman.router.epp.pick import OVER, Pick
-from pointsman.router.epp.wire import SERVICE, ProcessingRequest
+from pointsman.router.epp.wire import SERVICE, HealthCheckRequest, HealthCheckResponse, ProcessingRequest
+from pointsman.router.http.listening import port_of
 from pointsman.router.server import Router
 
 LIVENESS, READINESS = "liveness", "readiness"
+SERVING, NOT_SERVING = 1, 2
+PROCESS = f"/{SERVICE}/Process".encode()
+CHECK = b"/grpc.health.v1.Health/Check"
 _SPARE_S = 5.0  # what Envoy grants a held request beyond `holding.max_hold_s`
-_GOODBYE_S = 1.0
+_GOODBYE_S = 0.05
 
 
 class Picker:
@@ -32,69 +33,91 @@ class Picker:
         self._router = router
         self._endpoints = Endpoints(router.registry, router.log)
         self._more_time = more_time(router.settings.holding.max_hold_s + _SPARE_S)
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._tls = tls
+        self._host, self._port = host, port
+        self._tls = grpc_tls(*tls) if tls is not None else None
+        self._connections: set[GrpcConnection] = set()
         self._is_open = False
 
     async def start(self) -> int:
         """-> the port."""
-        options = [("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)]
-        self._server = grpc.aio.server(options=options)
-        process = grpc.stream_stream_rpc_method_handler(self._process, ProcessingRequest.FromString, None)
-        handler = grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
-        self._server.add_generic_rpc_handlers((handler,))
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        loop = asyncio.get_running_loop()
         try:
-            port = self._listen()
-        except RuntimeError:
-            problem = "cannot listen"
-            raise InputError("--port", self._address, problem, "name another port or address") from None
-        await self._server.start()
+            self._server = await loop.create_server(
+                lambda: GrpcConnection(self._call, self._connections), self._host, self._port, ssl=self._tls
+            )
+        except OSError as error:
+            problem = f"cannot listen ({error.strerror})"
+            raise InputError("--port", self._port, problem, "name another port or address") from None
         self._is_open = True
-        self._router.registry.on_change.append(lambda replica, what: self._plan_health())
-        await self._say_health()
-        return port
+        return port_of(self._server)
 
-    async def stop(self) -> None:
-        """Take no new requests; those that have begun go on until the router has drained."""
+    def stop(self) -> None:
+        """Say that it is not ready any more; what has begun goes on until the router has drained."""
         self._is_open = False
-        await self._say_health()
 
     async def close(self) -> None:
-        await self._server.stop(_GOODBYE_S)
+        self._server.close()
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.sleep(_GOODBYE_S)
 
-    def _listen(self) -> int:
-        if self._tls is None:
-            return int(self._server.add_insecure_port(self._address))
-        cert, key = self._tls
-        pair = ((key or cert).read_bytes(), cert.read_bytes())
-        return int(self._server.add_secure_port(self._address, grpc.ssl_server_credentials((pair,))))
+    def is_serving(self, service: str) -> bool | None:
+        """None: there is no such service."""
+        if service == LIVENESS:
+            return True
+        if service not in ("", READINESS, SERVICE):
+            return None
+        return self._is_open and bool(self._router.registry.accepting)
 
-    async def _process(self, requests: Any, context: Any) -> None:
-        """One request of a client, as long as Envoy has something to tell of it."""
-        pick = Pick(self._router, self._endpoints)
-        try:
-            while (message := await context.read()) is not grpc.aio.EOF:
-                for answer in pick.hear(message):
-                    await context.write(answer)
-                if pick.decided is not None:
-                    await context.write(self._more_time)
-                    await pick.decided
-                    pick.decided = None
-                    for answer in pick.verdict():
-                        await context.write(answer)
-                if pick.state == OVER:
-                    return
-        finally:
-            pick.hung_up()
+    def _call(self, path: bytes, stream: Stream) -> Call | None:
+        if path == PROCESS:
+            return _Processing(Pick(self._router, self._endpoints), stream, self._more_time)
+        return _HealthCheck(self, stream) if path == CHECK else None
 
-    def _plan_health(self) -> None:
-        self._saying = asyncio.get_running_loop().create_task(self._say_health())
 
-    async def _say_health(self) -> None:
-        is_ready = self._is_open and bool(self._router.registry.accepting)
-        states = health_pb2.HealthCheckResponse
-        ready = states.SERVING if is_ready else states.NOT_SERVING
-        for service, state in (("", ready), (READINESS, ready), (SERVICE, ready), (LIVENESS, states.SERVING)):
-            await self._health.set(service, state)
+class _Processing:
+    """One request of a client, as long as Envoy has something to tell of it."""
+
+    def __init__(self, pick: Pick, stream: Stream, more_time: bytes) -> None:
+        self._pick = pick
+        self._stream = stream
+        self._more_time = more_time
+        self._is_waiting = False  # its request is held, or was
+
+    def hear(self, message: bytes) -> None:
+        for answer in self._pick.hear(ProcessingRequest.FromString(message)):
+            self._stream.say(answer)
+        if self._pick.decided is not None and not self._is_waiting:
+            self._is_waiting = True
+            self._stream.say(self._more_time)
+            self._pick.decided.add_done_callback(self._on_decided)
+        elif self._pick.state == OVER:
+            self._stream.end()
+
+    def hung_up(self) -> None:
+        self._pick.hung_up()
+        self._stream.end()
+
+    def _on_decided(self, decided: asyncio.Future[None]) -> None:
+        for answer in self._pick.verdict():
+            self._stream.say(answer)
+        if self._pick.state == OVER:
+            self._stream.end()
+
+
+class _HealthCheck:
+    def __init__(self, picker: Picker, stream: Stream) -> None:
+        self._picker = picker
+        self._stream = stream
+
+    def hear(self, message: bytes) -> None:
+        is_serving = self._picker.is_serving(HealthCheckRequest.FromString(message).service)
+        if is_serving is None:
+            self._stream.end(NOT_FOUND)
+        else:
+            response = HealthCheckResponse(status=SERVING if is_serving else NOT_SERVING)
+            self._stream.say(response.SerializeToString())
+            self._stream.end()
+
+    def hung_up(self) -> None:
+        pass

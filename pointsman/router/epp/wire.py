@@ -2,8 +2,8 @@
 
 Written down as fields and numbers and turned into classes when this is imported. Fields that are not here are
 skipped by protobuf, so that what Envoy adds later does no harm. The sources are Envoy's
-`service/ext_proc/v3/external_processor.proto` and `config/core/v3/base.proto`; the classes have a package of
-their own, beside which Envoy's generated ones may be loaded in the same process.
+`service/ext_proc/v3/external_processor.proto` and `config/core/v3/base.proto`, and gRPC's `health.proto`. The
+classes have a package of their own, beside which the generated ones may be loaded in the same process.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ _MESSAGES: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("observability_mode", "bool", 10),
         ("protocol_config", ".ProtocolConfiguration", 11),
     ),
+    "HealthCheckRequest": (("service", "string", 1),),
+    "HealthCheckResponse": (("status", "int", 1),),
     # What a picker answers.
     "StreamedBodyResponse": (("body", "bytes", 1), ("end_of_stream", "bool", 2)),
     "BodyMutation": (("streamed_response", ".StreamedBodyResponse", 3),),
@@ -104,3 +106,5 @@ def _classes() -> dict[str, Any]:
 _made = _classes()
 ProcessingRequest: Any = _made["ProcessingRequest"]
 ProcessingResponse: Any = _made["ProcessingResponse"]
+HealthCheckRequest: Any = _made["HealthCheckRequest"]
+HealthCheckResponse: Any = _made["HealthCheckResponse"]

@@ -85,7 +85,7 @@ async def gateway(emulator: Emulator, folder: Path, *fronts: Mapping[str, Any]) 
     finally:
         process.kill()
         process.wait()
-        await picker.stop()
+        picker.stop()
         await picker.close()
         await router.stop()
 

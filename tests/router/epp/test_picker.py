@@ -152,7 +152,7 @@ async def gateway(count: int = 3, **options: Any) -> AsyncIterator[Gateway]:
             try:
                 yield Gateway(c, channel)
             finally:
-                await picker.stop()
+                picker.stop()
                 await picker.close()
 
 
