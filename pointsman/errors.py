@@ -9,7 +9,7 @@ A package that only an extra brings is imported where it is used; if it is missi
 from __future__ import annotations
 
 EXTRAS = {
-    "epp": ("h2", "google"),
+    "epp": ("google", "hpack"),
     "redis": ("redis",),
     "serve": ("httptools", "msgspec", "prometheus_client", "uvloop"),
     "train": ("gymnasium", "scipy", "tensorboard", "threadpoolctl", "torch"),

@@ -91,7 +91,7 @@ def epp(
     """
     import os
 
-    import h2  # noqa: F401  # says at the start if it is missing
+    import hpack  # noqa: F401  # says at the start if it is missing
     import uvloop
 
     from pointsman.router.http.address import parse_url
