@@ -33,7 +33,7 @@ from pointsman.router.replicas.reports import read_load
 from pointsman.router.requests.facts import RequestFacts, read_facts, read_usage, read_wish
 from pointsman.router.requests.holding import NORMAL, PRIORITIES
 from pointsman.router.server import Router
-from pointsman.router.telemetry.metrics import NO_REPLICA
+from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA
 from pointsman.routing.core import session_number
 from pointsman.routing.records import NEVER, NOBODY, UNKNOWN
 
@@ -63,6 +63,7 @@ class Pick:
     # How it goes.
     num_retries = 0
     replica_name = NO_REPLICA
+    decided_by = NO_POLICY
     first_byte_at: float | None = None
 
     def __init__(self, router: Router, endpoints: Endpoints) -> None:
@@ -172,6 +173,7 @@ class Pick:
             elif name == b"content-type":
                 self._is_sse = value.startswith(EVENT_STREAM)
             elif name == LOAD_REPORT and self._replica is not None:
+                self._replica.has_gauges = True
                 self._proxy.books.scraped(self._replica.slot, None, *read_load(value), now)
         if self.state == SENT:
             self.state = ANSWERED
@@ -214,8 +216,8 @@ class Pick:
 
     def send(self, replica: Replica) -> None:
         self.state = SENT
-        now = monotonic()
-        self._book(replica, now)
+        self.decided_by = self._proxy.decisions.decided_by
+        self._book(replica, monotonic())
         count = self._router.settings.reliability.max_retries
         self._listed = self._endpoints.listed(replica, self.model, self._outside, count).split(",")
         self._settle()
@@ -264,7 +266,8 @@ class Pick:
         assert priority is not None
         self.priority = priority
         self.model, self.max_tokens, self.generates = facts.model, facts.max_tokens, facts.generates
-        self.prompt_tokens = self._proxy.books.prompt_length(facts.prompt_tokens)
+        estimate = facts.prompt_tokens
+        self.prompt_tokens = estimate if facts.is_counted else self._proxy.books.prompt_length(estimate)
         self.session_name = facts.session
         if facts.session:
             self.session = session_number(facts.session)
