@@ -26,6 +26,7 @@ from pointsman.cli import (
     diagnose,
     doctor,
     emulate,
+    epp,
     evaluate,
     explain,
     lists,
@@ -75,6 +76,7 @@ app.command("audit-features")(audit.audit_features)
 app.command()(plan.plan)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
+app.command()(epp.epp)
 app.command()(emulate.emulate)
 app.command()(doctor.doctor)
 app.command()(calibrate.calibrate)

@@ -45,6 +45,7 @@ CALLS: dict[str, list[tuple[str | None, tuple[str, ...]]]] = {
     "audit-features": [(None, ("--env", "jobs", "--decisions", "500"))],
     "capacity": [(None, SMALL)],
     "serve": [("serve", ("--backend", NOWHERE))],
+    "epp": [("epp", ("--backend", NOWHERE))],
     "emulate": [("serve", ("--port", "0"))],
     "doctor": [("serve", ("--backend", NOWHERE))],
     "demo-serve": [("serve", ())],
