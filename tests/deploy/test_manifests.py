@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,7 +110,9 @@ def test_dashboard_asks_for_metrics_that_there_are() -> None:
         for target in panel["targets"]
         for name in re.findall(r"pointsman_\w+", target["expr"])
     }
-    exposition = Exposition(Metrics(), Registry(Books(), Settings()), None)
+    books = Books()
+    decisions: Any = SimpleNamespace(policy="default", shadow=None)
+    exposition = Exposition(Metrics(), Registry(books, Settings()), books, decisions)
     shown = {family.name for family in exposition.collect()}
     assert len(asked) > 10
     for name in asked:
