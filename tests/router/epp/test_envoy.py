@@ -23,6 +23,7 @@ from pointsman.router.epp.picker import Picker
 from pointsman.router.epp.status import StatusOnly
 from pointsman.router.main import live_books
 from pointsman.router.server import Parts, Router
+from pointsman.routing.core import Core, Request
 from tests.emulator.serving import ask, completion, events, with_emulator
 from tests.router.harness import QUIET, until
 from tests.simulator.factories import load_benchmark
@@ -37,6 +38,18 @@ FULL_DUPLEX = {
     "response_body_mode": "FULL_DUPLEX_STREAMED",
     "response_trailer_mode": "SEND",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Not while the clock of a test runs."""
+    core = Core("least-outstanding", ["a"])
+    ticket = core.sent(Request(prompt_tokens=1), core.decide(Request(prompt_tokens=1)) or "a")
+    core.first_token(ticket)
+    core.tokens(ticket, 1)
+    core.finished(ticket)
+    core.failed(core.sent(Request(prompt_tokens=1), "a"))
+    core.scraped("a", 0, 0, 0.0)
 
 
 def free_port() -> int:
