@@ -81,6 +81,9 @@ class Server(asyncio.Protocol):
             head = self.data[:end].lower()
             start = head.find(b"content-length:")
             length = int(head[start + 15 :].split(b"\r\n", 1)[0]) if start >= 0 else 0
+            if b"transfer-encoding: chunked" in head:
+                last = self.data.find(b"\r\n0\r\n\r\n", end)
+                length = last + 7 - end - 4 if last >= 0 else len(self.data)
             if len(self.data) < end + 4 + length:
                 return
             body, self.data = self.data[end + 4 : end + 4 + length], self.data[end + 4 + length :]
@@ -145,7 +148,7 @@ class Client(asyncio.Protocol):
                 self.firsts.append(time.perf_counter() - self.sent_at)
             is_whole = self.data.endswith(b"0\r\n\r\n")
         else:
-            is_whole = self.data.endswith(ANSWER)
+            is_whole = self.data.endswith((ANSWER, ANSWER + b"\r\n0\r\n\r\n"))  # with or without chunks
         if is_whole or b" 200 " not in self.data[:20]:
             if not is_whole or (self.is_stream and self.data.count(EVENT) != NUM_CHUNKS):
                 self.errors.append(self.data[:200])

@@ -9,6 +9,8 @@ A package that only an extra brings is imported where it is used; if it is missi
 from __future__ import annotations
 
 EXTRAS = {
+    "epp": ("google", "hpack"),
+    "redis": ("redis",),
     "serve": ("httptools", "msgspec", "prometheus_client", "uvloop"),
     "train": ("gymnasium", "scipy", "tensorboard", "threadpoolctl", "torch"),
 }  # what can be imported with each extra of pyproject.toml

@@ -9,7 +9,7 @@ import typer
 
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
-from pointsman.cli.options import AsJson, Overrides
+from pointsman.cli.options import AsJson, ConfigFiles, Overrides, ScenarioNames, Suite, chosen_scenarios
 from pointsman.cli.returns import env_section, refuse_routing_options
 from pointsman.errors import InputError
 
@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 
 
 def audit_features(
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scenario", metavar="NAME", help="Repeat it, or give `all`. Default: seven that differ most."
-        ),
-    ] = None,
+    config_files: ConfigFiles = None,
+    scenario: ScenarioNames = None,
+    suite: Suite = None,
     policies: Annotated[
         str | None,
         typer.Option("--policies", metavar="A,B,C", help="Who decides: heuristics, or paths of policies."),
@@ -40,6 +37,8 @@ def audit_features(
 ) -> None:
     """Show range, variance and oddities of every feature that a learned policy sees.
 
+    Without CONFIG, --scenario or --suite: in the seven scenarios that differ most.
+
     dead: it never varies. saturated: 95 % of its values are the lowest, or the highest. out of range: beyond
     ±10. Features of the critic are seen in training only.
 
@@ -47,13 +46,13 @@ def audit_features(
     """
     from pointsman.evaluation import audit
     from pointsman.evaluation.problem import make_env, make_judge
-    from pointsman.experiments.scenarios import SCENARIOS
 
     asked = [name.strip() for name in policies.split(",")] if policies is not None else None
     scenarios: Sequence[str]
     names: Sequence[str]
     if env is not None and env != "routing":
-        refuse_routing_options({"--scenario": scenario}, env)
+        given = {"CONFIG": config_files, "--scenario": scenario, "--suite": suite}
+        refuse_routing_options(given, env)
         scenarios = [env]
         section = env_section({"kind": env}, overrides or [])
         names = asked or list(make_judge(section).rivals)
@@ -63,7 +62,8 @@ def audit_features(
     else:
         if overrides:
             raise InputError("--set", overrides[0], "changes another problem than routing", "add --env jobs")
-        scenarios = list(SCENARIOS) if "all" in (scenario or ()) else scenario or audit.SCENARIOS
+        chosen = chosen_scenarios(config_files or [], scenario or [], suite, audit.SCENARIOS)
+        scenarios = [str(one.path or one.name) for one in chosen]
         names = asked or audit.POLICIES
         with compilation_announced(), progress("simulating", 1.0) as advance:
             features = audit.audit(scenarios, names, decisions, advance=advance)

@@ -26,7 +26,7 @@ def calibrate(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.yaml", help="Write the replica's description.")
     ] = None,
-    minutes: Annotated[float, typer.Option("--minutes", metavar="N", help="Time to probe.")] = 3.0,
+    minutes: Annotated[float, typer.Option("--minutes", metavar="M", help="Time to probe.")] = 3.0,
     max_streams: Annotated[
         int, typer.Option("--max-streams", metavar="N", help="Requests at once, at most.")
     ] = 64,

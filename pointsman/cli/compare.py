@@ -6,15 +6,25 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
-from pointsman.cli.console import TABLE_WIDTH, compilation_announced, print_json, progress, stdout
+from pointsman.cli.console import (
+    TABLE_WIDTH,
+    compilation_announced,
+    print_json,
+    progress,
+    say,
+    stdout,
+    warnings_noted,
+)
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
     AsJson,
-    ConfigFile,
+    ConfigFiles,
     NumSeeds,
     NumThreads,
     ObjectiveName,
@@ -22,9 +32,11 @@ from pointsman.cli.options import (
     Overrides,
     ScenarioNames,
     Situation,
+    Suite,
     chosen_scenarios,
     num_threads,
     objective_named,
+    policy_names,
     refuse_seed,
     report_seeds,
     situations,
@@ -32,10 +44,13 @@ from pointsman.cli.options import (
 from pointsman.cli.returns import compare_returns, env_section, refuse_routing_options
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from pointsman.evaluation.compare import Comparison
     from pointsman.experiments.objective import Objective
+    from pointsman.experiments.scenarios import Scenario
+    from pointsman.report.appraisal import Verdict
     from pointsman.report.comparison import ComparisonReport
 
 ROUTING, BASELINE = "routing", "least-outstanding"
@@ -45,14 +60,16 @@ _COLUMN_WIDTH = 18  # of a change with its interval
 
 def compare(
     context: typer.Context,
-    config_file: ConfigFile = None,
+    config_files: ConfigFiles = None,
     scenario: ScenarioNames = None,
+    suite: Suite = None,
     policies: Annotated[
         str | None,
         typer.Option(
             "--policies",
             metavar="A,B,C",
-            help="Names, policy files, checkpoints or runs. Default: all that need no configuration.",
+            autocompletion=policy_names,
+            help="Names, policy files, checkpoints or runs. Default: `default`, and all heuristics.",
         ),
     ] = None,
     env: Annotated[
@@ -74,7 +91,10 @@ def compare(
     as_json: AsJson = False,
     out: OutDir = None,
 ) -> None:
-    """Compare routing policies on the same arrivals. Without CONFIG: the scenario steady-chat.
+    """Compare routing policies on the same arrivals, and say which to take. Without CONFIG: steady-chat.
+
+    A trace is replayed once by each policy; intervals come from blocks of its requests. With a policy that
+    was trained or tuned on it, only its last fifth counts, which was kept for that.
 
     With --env jobs: schedulers of GPU jobs, by their returns.
 
@@ -85,7 +105,8 @@ def compare(
 
     command = shlex.join(["pointsman", *context.obj])
     if env is not None and env != ROUTING:
-        refuse_routing_options({"CONFIG": config_file, "--scenario": scenario, "--objective": objective}, env)
+        given = {"CONFIG": config_files, "--scenario": scenario, "--suite": suite, "--objective": objective}
+        refuse_routing_options(given, env)
         section = env_section({"kind": env}, overrides or [])
         compare_returns(section, split_names(policies), baseline, seeds, command, out, as_json)
         return
@@ -95,18 +116,37 @@ def compare(
     with ExitStack() as outputs:
         folder = outputs.enter_context(output_dir("--out", out)) if out else None
         outputs.enter_context(compilation_announced())
-        scenarios = chosen_scenarios(config_file, scenario or [])
-        wanted = situations(scenarios, overrides or [], report_seeds(seeds))
+        warned = outputs.enter_context(warnings_noted())
+        scenarios = chosen_scenarios(config_files or [], scenario or [], suite)
+        named = split_names(policies)
+        wanted = situations(scenarios, overrides or [], report_seeds(seeds), [baseline, *(named or [])])
         started = time.perf_counter()
-        comparisons = run_comparisons(wanted, split_names(policies), baseline, num_threads(threads), cost)
+        comparisons = run_comparisons(wanted, named, baseline, num_threads(threads), cost)
         wall_s = time.perf_counter() - started
-        report = ComparisonReport(comparisons, command, wall_s, cost)
+        report = ComparisonReport(comparisons, command, wall_s, cost, warned)
         if folder is not None:
             report.write(folder)
     if as_json:
         print_json(report.results())
     else:
-        _print_report(report)
+        _print_report(report, _next_steps(report, scenarios))
+    if out is not None:
+        say_written(out)
+
+
+def _next_steps(report: ComparisonReport, scenarios: Sequence[Scenario]) -> str:
+    """What to do with the answer."""
+    best, _ = report.choice
+    serve = f"pointsman serve --policy {best} --backend URL … routes by it"
+    if len(scenarios) > 1:
+        return f"Next: {serve}."
+    (one,) = scenarios
+    where = shlex.quote(str(one.path)) if one.path is not None else f"--scenario {one.name}"
+    return f"Next: pointsman plan {where} says how much traffic it can take; {serve}."
+
+
+def say_written(folder: Path) -> None:
+    say(f"wrote {folder / 'report.html'}, and results.json and table.md beside it")
 
 
 def split_names(text: str | None) -> list[str] | None:
@@ -132,8 +172,19 @@ def run_comparisons(
         ]
 
 
-def _print_report(report: ComparisonReport) -> None:
+def print_verdict(console: Console, verdict: Verdict) -> None:
+    colour = {"better": "green", "worse": "red"}.get(verdict.tone, "yellow")
+    sentence, *details = (escape(line.replace("\N{NO-BREAK SPACE}", " ")) for line in verdict.lines)
+    console.print(f"[bold {colour}]{sentence}[/bold {colour}]")
+    for line in details:
+        console.print(line)
+    console.print()
+
+
+def _print_report(report: ComparisonReport, next_steps: str) -> None:
     console = stdout()
+    _, verdict = report.choice
+    print_verdict(console, verdict)
     is_narrow = console.width < table_width(report.headlines)
     for comparison in report.comparisons:
         console.print(f"[bold]{comparison.name}[/bold]: {comparison.what}")
@@ -146,6 +197,7 @@ def _print_report(report: ComparisonReport) -> None:
         console.print(_summary_table(report, is_narrow), "")
     for note in report.notes():
         console.print(note)
+    console.print(f"\n{next_steps}")
 
 
 def table_width(metrics: Sequence[str]) -> int:

@@ -90,6 +90,31 @@ def notices_as_lines() -> Iterator[None]:
 
 
 @contextmanager
+def warnings_noted() -> Iterator[list[str]]:
+    """What is warned about meanwhile, each once: results carry it along to whoever reads them elsewhere."""
+    noted: list[str] = []
+    show = warnings.showwarning
+
+    def note(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, PointsmanWarning) and str(message) not in noted:
+            noted.append(str(message))
+        show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = note
+    try:
+        yield noted
+    finally:
+        warnings.showwarning = show
+
+
+@contextmanager
 def progress(what: str, total: float) -> Iterator[Advance]:
     """A bar that vanishes when done; the callable takes what was done since its last call."""
     columns = (

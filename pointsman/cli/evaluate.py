@@ -15,15 +15,18 @@ from pointsman.cli.compare import (
     COLOURS,
     compact,
     headline_table,
+    print_verdict,
     run_comparisons,
+    say_written,
     split_names,
     table_width,
 )
-from pointsman.cli.console import TABLE_WIDTH, compilation_announced, print_json, stdout
+from pointsman.cli.console import TABLE_WIDTH, compilation_announced, print_json, stdout, warnings_noted
 from pointsman.cli.lists import plain_table
 from pointsman.cli.live import LIVE_AGAINST, LIVE_SEEDS, measure, refuse_with_live
 from pointsman.cli.options import (
     AsJson,
+    ConfigFiles,
     Keep,
     NumSeeds,
     NumThreads,
@@ -34,9 +37,10 @@ from pointsman.cli.options import (
     Suite,
     chosen_scenarios,
     kept_situations,
+    known_sources,
     num_threads,
     objective_named,
-    own_files,
+    policy_names,
     refuse_seed,
     report_seeds,
 )
@@ -49,25 +53,28 @@ if TYPE_CHECKING:
     from pointsman.evaluation.compare import Comparison
     from pointsman.report.evaluation import Change, EvaluationReport
 
-AGAINST = "least-outstanding,random,round-robin,least-delay,late-binding"
+AGAINST = "least-outstanding,random,round-robin,least-delay,late-binding,default"
 
 
 def evaluate(
     context: typer.Context,
     policy: Annotated[
         str,
-        typer.Argument(metavar="POLICY", help="A run directory, checkpoint, policy file, or name."),
+        typer.Argument(
+            metavar="POLICY",
+            help="A run directory, checkpoint, policy file, or name.",
+            autocompletion=policy_names,
+        ),
     ],
+    config_files: ConfigFiles = None,
     scenario: ScenarioNames = None,
     suite: Suite = None,
-    config_file: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="A configuration instead of a scenario.")
-    ] = None,
     against: Annotated[
         str | None,
         typer.Option(
             "--against",
             metavar="A,B,C",
+            autocompletion=policy_names,
             help="Policies to beat, the main one first. Default: the usual ones.",
         ),
     ] = None,
@@ -86,8 +93,8 @@ def evaluate(
     """Judge a policy on report seeds, which nothing is tuned or trained on, against several others.
 
     All requests count and runs are drained; every policy serves the same arrivals. Changes are those of the
-    policy's means to the other's, with 95 % intervals. Without --scenario, --suite or --config: the files it
-    was trained on, or steady-chat. Of a trace, the last fifth is judged on, in blocks.
+    policy's means to the other's, with 95 % intervals. Without CONFIG, --scenario or --suite: what it was
+    trained or tuned on, or steady-chat. Of a trace, the last fifth is judged on, in blocks.
 
     A policy for GPU jobs is judged by its returns, on what it was trained on; --set changes that.
 
@@ -102,9 +109,10 @@ def evaluate(
     from pointsman.report.evaluation_page import write_evaluation
 
     command = shlex.join(["pointsman", *context.obj])
+    _refuse_configuration(policy)
     env = env_of(policy)
     if env is not None:
-        given = {"--scenario": scenario, "--suite": suite, "--config": config_file, "--objective": objective}
+        given = {"--scenario": scenario, "--suite": suite, "CONFIG": config_files, "--objective": objective}
         given |= {"--live": live, "--keep": keep}
         refuse_routing_options(given, env["kind"])
         section = env_section(env, overrides or [])
@@ -115,14 +123,17 @@ def evaluate(
     against = against or (LIVE_AGAINST if live else AGAINST)
     others = split_names(against) or []
     if live:
-        refuse_with_live(scenario or [], suite, threads)
+        refuse_with_live([*map(str, config_files or []), *(scenario or [])], suite, threads)
         seeds = LIVE_SEEDS if seeds is None else seeds
     with ExitStack() as outputs:
         folder = outputs.enter_context(output_dir("--out", out)) if out else None
         outputs.enter_context(compilation_announced())
-        if not (scenario or suite or config_file):
-            scenario = own_files(policy)
-        scenarios = chosen_scenarios(config_file, scenario or [], suite)
+        warned = outputs.enter_context(warnings_noted())
+        is_told = config_files or scenario or suite
+        sources = [] if is_told else known_sources(policy)
+        scenarios = chosen_scenarios(
+            config_files or [], scenario or [], suite, sources[:1] if live else sources
+        )
         wanted = kept_situations(scenarios, overrides or [], report_seeds(seeds))
         started = time.perf_counter()
         policies = [policy, *others]
@@ -131,7 +142,7 @@ def evaluate(
         else:
             comparisons = run_comparisons(wanted, policies, others[0], num_threads(threads), cost)
         wall_s = time.perf_counter() - started
-        report = EvaluationReport(ComparisonReport(comparisons, command, wall_s, cost))
+        report = EvaluationReport(ComparisonReport(comparisons, command, wall_s, cost, warned))
         if not report.against:
             raise InputError("--against", against, "is the policy itself", "name others")
         if folder is not None:
@@ -140,10 +151,26 @@ def evaluate(
         print_json(report.results())
     else:
         print_report(report)
+    if out is not None:
+        say_written(out)
+
+
+def _refuse_configuration(policy: str) -> None:
+    """The most natural slip: a cluster where a policy is asked for."""
+    from pointsman.spec import read_yaml
+
+    path = Path(policy).expanduser()
+    if path.suffix in (".yaml", ".yml") and path.is_file() and "workload" in read_yaml(path, "policy"):
+        problem = "is a cluster with its traffic, not a policy"
+        remedy = (
+            f"`pointsman compare {policy}` compares policies on it, `pointsman evaluate POLICY {policy}` one"
+        )
+        raise InputError("POLICY", policy, problem, remedy)
 
 
 def print_report(report: EvaluationReport) -> None:
     console = stdout()
+    print_verdict(console, report.verdict)
     is_narrow = console.width < table_width(report.base.headlines)
     if len(report.comparisons) == 1:
         (one,) = report.comparisons
@@ -164,6 +191,7 @@ def print_report(report: EvaluationReport) -> None:
 def _metric_table(report: EvaluationReport, one: Comparison) -> Table:
     is_narrow = len(report.against) > 3 or stdout().width < TABLE_WIDTH
     table = plain_table("", report.policy, *report.against, right=[report.policy, *report.against])
+    table.columns[0].no_wrap = True
     for header, value, changes in report.metric_rows(one):
         table.add_row(header, value, *_cells(changes, is_narrow))
     return table

@@ -9,7 +9,7 @@ import typer
 
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
-from pointsman.cli.options import AsJson, own_files
+from pointsman.cli.options import AsJson, ConfigFiles, ScenarioNames, Suite, chosen_scenarios, known_sources
 from pointsman.cli.returns import refuse_routing_options
 from pointsman.errors import InputError
 
@@ -29,15 +29,9 @@ def explain(
         str,
         typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, its checkpoint, or `default`."),
     ],
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scenario",
-            metavar="NAME",
-            help="Where it decides, a name or a file; repeat it. Default: the files it was trained on, "
-            "or steady-chat.",
-        ),
-    ] = None,
+    config_files: ConfigFiles = None,
+    scenario: ScenarioNames = None,
+    suite: Suite = None,
     feature: Annotated[
         list[str] | None,
         typer.Option("--feature", metavar="NAME", help="Follow this one; repeat it. Default: the top six."),
@@ -49,13 +43,14 @@ def explain(
 
     A feature, or a group of them, is given the values of other decisions; changed is the share of decisions
     that then turn out differently. Features that say nearly the same share the credit: groups tell more.
+    Without CONFIG, --scenario or --suite, it decides on what it was trained on, or on steady-chat.
 
     Example: pointsman explain runs/quick --scenario mixed-hardware --feature backlog --feature prompt
     """
     from pointsman.evaluation import explain as evaluation
     from pointsman.evaluation.audit import ROUTING_SPACE
     from pointsman.evaluation.problem import make_env
-    from pointsman.experiments.scenarios import DEFAULT, short_names
+    from pointsman.experiments.scenarios import short_names
 
     checkpoint = _load(policy)
     space = checkpoint.space
@@ -67,9 +62,12 @@ def explain(
     entity = checkpoint.metadata.get("entity", "replica")
     lacks = [] if env is not None else checkpoint.lacks(ROUTING_SPACE)
     if env is not None:
-        refuse_routing_options({"--scenario": scenario}, env["kind"])
+        given = {"CONFIG": config_files, "--scenario": scenario, "--suite": suite}
+        refuse_routing_options(given, env["kind"])
     if env is None:
-        scenarios = list(dict.fromkeys(scenario or own_files(policy) or [DEFAULT]))
+        sources = [] if config_files or scenario or suite else known_sources(policy)
+        chosen = chosen_scenarios(config_files or [], scenario or [], suite, sources)
+        scenarios = [str(one.path or one.name) for one in chosen]
     else:
         scenarios = [env["kind"]]
     with compilation_announced(), progress("looking", 2.0) as advance:

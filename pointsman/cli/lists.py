@@ -7,25 +7,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from pointsman.cli.console import print_json, stdout
 from pointsman.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from pointsman.routing.heuristics import Heuristic
     from pointsman.simulator.hardware import Catalogue, Device, Model
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
+class FittedTable(Table):
+    """A table, or on a terminal too narrow for its words a list: each row's cells below each other."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.__rich_measure__(console, options).minimum <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        first, *others = self.columns
+        width = max((len(str(column.header)) for column in others), default=0)
+        for row, name in enumerate(first.cells):
+            yield Text.from_markup(str(name), style="bold")
+            for column in others:
+                cell = " ".join(str(list(column.cells)[row]).split("\n"))
+                if cell:
+                    yield Text.from_markup(f"  {column.header!s:<{width}}  {cell}")
+
+
 def plain_table(*headers: str, right: Sequence[str] = ()) -> Table:
     """A table without rules; columns in `right` hold numbers."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
+    table = FittedTable(
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
     )
     for header in headers:

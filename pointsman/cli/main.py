@@ -1,8 +1,8 @@
 """The command `pointsman`.
 
-Exit status: 0 done, 1 a training run went wrong, 2 bad input (one line on stderr says what and how to correct
-it), 130 interrupted. Heavy imports (numba, polars, torch) happen inside commands, so that --help
-answers at once.
+Exit status: 0 done, 1 a training run went wrong or `doctor` found something to fix, 2 bad input (one line on
+stderr says what and how to correct it), 130 interrupted. Heavy imports (numba, polars, torch) happen inside
+commands, so that --help answers at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from pointsman.cli import (
     calibrate,
     capacity,
     compare,
+    config,
     demo,
     diagnose,
+    doctor,
     emulate,
+    epp,
     evaluate,
     explain,
     lists,
+    plan,
     profile,
     report,
     serve,
@@ -55,7 +59,6 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -70,15 +73,19 @@ app.command()(diagnose.diagnose)
 app.command()(report.report)
 app.command()(explain.explain)
 app.command("audit-features")(audit.audit_features)
+app.command()(plan.plan)
 app.command()(capacity.capacity)
 app.command()(serve.serve)
+app.command()(epp.epp)
 app.command()(emulate.emulate)
+app.command()(doctor.doctor)
 app.command()(calibrate.calibrate)
 app.command()(profile.profile)
 app.command("demo-serve")(demo.demo_serve)
 app.command()(lists.scenarios)
 app.command()(lists.policies)
 app.command()(lists.hardware)
+app.command()(config.config)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -128,7 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             # Whoever read our output has seen enough. Nothing may be flushed into the pipe at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 141
+            return 0
+        except SystemExit:  # so rich and typer end where a pipe is closed, and completion when it is done
+            return 0
         except (KeyboardInterrupt, typer.Abort):
             say("interrupted")
             return 130

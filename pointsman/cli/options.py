@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, PointsmanWarning
 
 if TYPE_CHECKING:
     from pointsman.config import Config
@@ -24,22 +25,66 @@ ConfigFile = Annotated[
 ]
 ConfigFiles = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="CONFIG.yaml", help="Configurations, each with the same weight."),
+    typer.Argument(
+        metavar="CONFIG.yaml", help="Configurations, each with the same weight; paths start at its folder."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the configuration, e.g. workload.requests=5000."),
 ]
+
+
+def _scenario_names(incomplete: str) -> list[str]:
+    """For completion in a shell."""
+    from pointsman.experiments.scenarios import SCENARIOS, UNSEEN
+
+    return [name for name in (*SCENARIOS, *UNSEEN) if name.startswith(incomplete)]
+
+
+def policy_names(incomplete: str) -> list[str]:
+    """The same of policies, the last of several with commas between them."""
+    from pointsman.routing.heuristics import HEURISTICS
+    from pointsman.routing.sources import DEFAULT
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in (*HEURISTICS, DEFAULT) if name.startswith(last)]
+
+
+def _objective_names(incomplete: str) -> list[str]:
+    from pointsman.experiments.objective import OBJECTIVES
+
+    return [name for name in OBJECTIVES if name.startswith(incomplete)]
+
+
 ScenarioName = Annotated[
-    str | None, typer.Option("--scenario", metavar="NAME", help="A named scenario instead of a file.")
+    str | None,
+    typer.Option(
+        "--scenario",
+        metavar="NAME",
+        help="A named scenario instead of a file.",
+        autocompletion=_scenario_names,
+    ),
 ]
 ScenarioNames = Annotated[
     list[str] | None,
-    typer.Option("--scenario", metavar="NAME", help="A scenario or a file; repeat it, or give `all`."),
+    typer.Option(
+        "--scenario",
+        metavar="NAME",
+        help="A scenario or a file; repeat it, or give `all`.",
+        autocompletion=_scenario_names,
+    ),
 ]
 Suite = Annotated[
     str | None,
-    typer.Option("--suite", metavar="NAME", help="all: every named scenario; generalisation: unseen ones."),
+    typer.Option(
+        "--suite",
+        metavar="NAME",
+        help="all: every named scenario; generalisation: unseen ones.",
+        autocompletion=lambda incomplete: [
+            name for name in ("all", "generalisation") if name.startswith(incomplete)
+        ],
+    ),
 ]
 NumSeeds = Annotated[
     int | None,
@@ -55,7 +100,10 @@ NumThreads = Annotated[
 ObjectiveName = Annotated[
     str | None,
     typer.Option(
-        "--objective", metavar="NAME", help="balanced, mean, tail or slo: what a second of waiting costs."
+        "--objective",
+        metavar="NAME",
+        help="balanced, mean, tail or slo: what a second of waiting costs.",
+        autocompletion=_objective_names,
     ),
 ]
 Keep = Annotated[
@@ -114,13 +162,20 @@ class Situation(NamedTuple):
 
 
 def situations(
-    scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int]
+    scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int], policies: Sequence[str]
 ) -> list[Situation]:
-    """Each scenario as it is."""
-    return [
-        Situation(one.name, one.what, [one.config(seed, overrides) for seed in seeds], one.folder)
-        for one in scenarios
-    ]
+    """Each scenario as it is; of a trace that one of the policies learned on, what was kept of it."""
+    from pointsman.experiments.own import PARTS, REPORT, kept_text, replayed, with_part
+
+    learned = {name for policy in policies for name in learned_on(policy)}
+    found = []
+    for one in scenarios:
+        configs, what = [one.config(seed, overrides) for seed in seeds], one.what
+        if replayed(configs[0]) is not None and str(one.path and one.path.resolve()) in learned:
+            configs = [with_part(config, PARTS[REPORT]) for config in configs]
+            what = kept_text(one, configs[:1])
+        found.append(Situation(one.name, what, configs, one.folder))
+    return found
 
 
 def kept_situations(
@@ -136,34 +191,53 @@ def kept_situations(
     ]
 
 
-def chosen_scenarios(file: Path | None, names: Sequence[str], suite: str | None = None) -> list[Scenario]:
-    """The file, or those named, or of the suite; the default where nothing is given."""
+def chosen_scenarios(
+    files: Sequence[Path], names: Sequence[str], suite: str | None = None, default: Sequence[str] = ()
+) -> list[Scenario]:
+    """The files, or those named, or of the suite; where nothing is given, `default` or steady-chat."""
     from pointsman.experiments.scenarios import DEFAULT, find_scenario, find_suite, scenario_of_file
 
-    if file is not None:
+    if files:
         if names or suite:
-            raise both_given(file)
-        return [scenario_of_file(file)]
+            raise both_given(files[0])
+        return [scenario_of_file(file) for file in dict.fromkeys(files)]
     if suite is not None:
         if names:
             raise InputError("--suite", suite, "given beside --scenario", "name one of the two")
         return find_suite(suite)
     if "all" in names:
         return find_suite("all")
-    return [find_scenario(name) for name in dict.fromkeys(names or [DEFAULT])]
+    return [find_scenario(name) for name in dict.fromkeys(names or default or [DEFAULT])]
 
 
-def own_files(policy: str) -> list[str]:
-    """The configuration files that a policy was trained on, as far as they are still there."""
+def learned_on(policy: str) -> list[str]:
+    """The scenarios and configuration files that a policy was trained or tuned on, if it says so."""
     from pointsman.inference.checkpoint import load_checkpoint
     from pointsman.routing.policy import PolicySpec
-    from pointsman.spec import parse_spec
+    from pointsman.spec import parse_spec, read_yaml
 
     path = parse_spec(PolicySpec, {"kind": policy}, "policy").checkpoint
-    if path is None:
-        return []
-    traffic = load_checkpoint(path, "policy").metadata.get("traffic", {})
-    return [name for name in traffic if Path(name).is_file()]
+    if path is not None:
+        metadata = load_checkpoint(path, "policy").metadata
+        return list(metadata.get("scenarios", metadata.get("traffic", ())))
+    file = Path(policy).expanduser()
+    made = read_yaml(file, "policy").get("made") if file.is_file() else None
+    sources = made.get("sources") if isinstance(made, dict) else None
+    return [str(name) for name in sources] if isinstance(sources, list) else []
+
+
+def known_sources(policy: str) -> list[str]:
+    """Where to judge a policy if nobody says: on what it was made for, as far as that is still there."""
+    from pointsman.experiments.scenarios import DEFAULT, is_file
+
+    names = learned_on(policy)
+    found = [name for name in names if not is_file(name) or Path(name).is_file()]
+    for name in names:
+        if name not in found:
+            instead = "" if found else f"; judged on {DEFAULT} instead"
+            text = f"{policy} was made for {name}, which is not there{instead}"
+            warnings.warn(PointsmanWarning(text), stacklevel=2)
+    return found
 
 
 def report_seeds(num_seeds: int | None) -> range:

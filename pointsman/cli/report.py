@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pointsman.cli.console import compilation_announced, print_json, progress, stdout
+from pointsman.cli.console import compilation_announced, print_json, progress, stdout, warnings_noted
 from pointsman.cli.options import AsJson, NumThreads, num_threads, report_seeds
 from pointsman.errors import InputError
 
@@ -61,13 +61,14 @@ def report(
         file = outputs.enter_context(output_file("--out", path))
         folder = outputs.enter_context(output_dir("--figures", figures)) if figures is not None else None
         outputs.enter_context(compilation_announced())
+        warned = outputs.enter_context(warnings_noted())
         with progress("judging", 1.0) as advance:
             appraisal = _appraisal(record, seeds, num_threads(threads), advance)
         with progress("looking", 1.0) as advance:
             looks = _looks(record, advance)
         command = shlex.join(["pointsman", *context.obj])
         diagnosis = diagnosis_of(record.log)
-        built = build_report(record, appraisal, diagnosis, looks, command)
+        built = build_report(record, appraisal, diagnosis, looks, command, warned)
         file.write(built.html())
         written = write_figures(folder, built.figures()) if folder is not None else []
     if is_opened:
@@ -82,6 +83,7 @@ def report(
                 "verdict": verdict,
                 "findings": findings,
                 "missing": record.problems,
+                "warnings": warned,
                 "results": appraisal.results,
             }
         )
@@ -103,6 +105,16 @@ def _appraisal(
     record: RunRecord, num_seeds: int | None, threads: int, advance: Callable[[float], None]
 ) -> Appraisal:
     """On report seeds, as far as the problem has them and the run has a policy."""
+    from pointsman.report.appraisal import untrained
+
+    found = _judged(record, num_seeds, threads, advance)
+    best = record.log.facts.evaluation.get("best") or {}
+    return untrained(found, record.name) if best.get("update") == 0 else found
+
+
+def _judged(
+    record: RunRecord, num_seeds: int | None, threads: int, advance: Callable[[float], None]
+) -> Appraisal:
     from pointsman.evaluation.problem import complete, find_problem
     from pointsman.report.appraisal import by_evaluations
     from pointsman.report.run import baseline_of

@@ -16,6 +16,7 @@ from pointsman.errors import InputError
 if TYPE_CHECKING:
     from pointsman.router.config import Settings
     from pointsman.router.replicas.discovery import Source
+    from pointsman.router.store.address import StoreAddress
 
 
 def serve(
@@ -79,6 +80,20 @@ def serve(
     workers: Annotated[
         int, typer.Option("--workers", min=1, max=64, help="Processes that share the port and the books.")
     ] = 1,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            "--share",
+            metavar="redis://HOST/NAME",
+            envvar="POINTSMAN_SHARE",
+            show_envvar=False,
+            help="Share the books with all routers of this name; or $POINTSMAN_SHARE.",
+        ),
+    ] = None,
+    share_ca: Annotated[
+        Path | None,
+        typer.Option("--share-ca", metavar="FILE", help="Who signs the certificate of a rediss:// store."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -107,7 +122,7 @@ def serve(
     from pointsman.router.ports import Ports
     from pointsman.router.processes.workers import own_seat, supervise
 
-    parsed = _settings(overrides or [])
+    parsed = serving_settings(overrides or [])
     if settings:
         _print_settings(parsed)
         return
@@ -119,7 +134,7 @@ def serve(
         server_side_tls(backend_ca)
     options = Options(
         backends=backend or [],
-        source=_source(backends, dns, kubernetes),
+        source=server_source(backends, dns, kubernetes),
         policy=policy,
         shadow=shadow,
         ports=Ports(host, port, admin_host, admin_port, api_keys, admin_keys, tls_cert, tls_key),
@@ -128,6 +143,7 @@ def serve(
         record=record,
         logs_requests=not is_quiet,
         settings=parsed,
+        share=store_address(share, share_ca),
     )
     if not options.backends and options.source is None:
         raise InputError(
@@ -142,7 +158,7 @@ def serve(
         uvloop.run(serve_forever(options, say, sys.stderr, seat))
 
 
-def _settings(overrides: list[str]) -> Settings:
+def serving_settings(overrides: list[str]) -> Settings:
     from pointsman.router.config import Settings
     from pointsman.spec import apply_override, parse_spec
 
@@ -152,7 +168,17 @@ def _settings(overrides: list[str]) -> Settings:
     return parse_spec(Settings, data)
 
 
-def _source(file: Path | None, dns: str | None, kubernetes: str | None) -> Source | None:
+def store_address(share: str | None, ca: Path | None) -> StoreAddress | None:
+    from pointsman.router.store.address import parse_store
+
+    if share is None:
+        return None
+    import redis  # noqa: F401  # says at the start if it is missing
+
+    return parse_store(share, ca)
+
+
+def server_source(file: Path | None, dns: str | None, kubernetes: str | None) -> Source | None:
     from pointsman.router.replicas.discovery import DnsSource, FileSource, KubernetesSource
 
     given = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,7 @@ from pointsman.errors import InputError
 if TYPE_CHECKING:
     from pointsman.training.config import TrainConfig
     from pointsman.training.runs import Result
+    from pointsman.training.stopping import StopSwitch
 
 DEFAULT_ENV = "routing"
 RUNS = Path("runs")
@@ -95,8 +96,9 @@ def train(
     CONFIG is your cluster, traffic and service level, the file that `compare` reads. A trace in it is cut in
     three: the first part is trained on, the second chooses the best policy, the last is left for `evaluate`.
 
-    Ctrl-C finishes the update, saves it and prints how to go on; with --steps, the result is the same to the
-    last bit. A run that diverges ends with status 1 and keeps its last good checkpoint.
+    Ctrl-C saves the run as it was after its last whole update and prints how to go on; with --steps, the
+    result is the same to the last bit. A run that diverges ends with status 1 and keeps its last good
+    checkpoint, and one that was too short to change the policy ends with status 1, too.
 
     With --live, a policy (`default`, or --start-from) learns on from a scenario's arrivals, sent to real
     servers in real time. The policy it started from decides half of them, and takes over if that is better.
@@ -143,14 +145,14 @@ def train(
         _say_parts(config)
     with (
         _failures_as_lines(resume or folder),
-        stop_requests() as is_asked_to_stop,
+        stop_requests() as stop,
         compilation_announced(),
         view() as show,
     ):
         if resume is not None:
-            result = runs.resume(resume, show, is_asked_to_stop, command, minutes, steps)
+            result = runs.resume(resume, show, stop, command, minutes, steps)
         else:
-            result = runs.start(config, folder, show, is_asked_to_stop, command)
+            result = runs.start(config, folder, show, stop, command)
     if result.is_stopped:
         say(f"stopped after update {result.update}; to go on: {_resume_command(result.folder)}")
         raise typer.Exit(130)
@@ -158,6 +160,20 @@ def train(
         print_json(result._asdict())
     else:
         _print_result(result)
+    _refuse_untrained(result)
+
+
+def _refuse_untrained(result: Result) -> None:
+    """A run that has not changed the policy is no success, whatever the policy it started from is worth."""
+    if result.num_learned > 0:
+        return
+    made = (
+        f"{result.update} updates were made, in which only the critic learns"
+        if result.update
+        else ("no update was made: preparing and evaluating took all the time")
+    )
+    say(f"error: nothing was learned: {made}; give it longer: {_resume_command(result.folder)} --minutes M")
+    raise typer.Exit(1)
 
 
 def _told_apart(files: list[Path], scenarios: list[str]) -> tuple[Path | None, list[str]]:
@@ -246,19 +262,21 @@ def _free_folder(name: str) -> Path:
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C or SIGTERM asks the run to stop when it can; the second Ctrl-C ends it at once."""
-    asked: list[int] = []
+def stop_requests() -> Iterator[StopSwitch]:
+    """The first Ctrl-C or SIGTERM stops the run, saved; the second Ctrl-C ends it whatever it is doing."""
+    from pointsman.training.stopping import StopSwitch
+
+    stop = StopSwitch()
 
     def ask(number: int, frame: object) -> None:
-        if asked and number == signal.SIGINT:
+        if stop.is_pressed and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked.append(number)
-        say("stopping after this update (Ctrl-C again: at once)…")
+        say("stopping…")
+        stop.press()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -299,7 +317,9 @@ def _print_result(result: Result) -> None:
         "trained", f"{result.num_decisions:,} decisions, {result.update} updates in {result.elapsed_s:,.0f} s"
     )
     if result.best:
-        line("best", f"update {result.best['update']:.0f}: score {result.best['eval_score']:.4g}")
+        is_start = result.best["update"] == 0
+        gained = " (the policy it started from: training has gained nothing so far)" if is_start else ""
+        line("best", f"update {result.best['update']:.0f}: score {result.best['eval_score']:.4g}{gained}")
         line("last", f"update {result.last['update']:.0f}: score {result.last['eval_score']:.4g}")
     line("run", str(result.folder))
     line("next", shlex.join(["pointsman", "report", str(result.folder)]))

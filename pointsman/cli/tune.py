@@ -6,11 +6,11 @@ import shlex
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from pointsman.cli.console import compilation_announced, print_json, progress, say, stdout
+from pointsman.cli.console import compilation_announced, print_json, progress, say, stdout, warnings_noted
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
     AsJson,
@@ -20,7 +20,6 @@ from pointsman.cli.options import (
     Overrides,
     ScenarioNames,
     Suite,
-    both_given,
     chosen_scenarios,
     num_threads,
     refuse_seed,
@@ -64,8 +63,9 @@ def tune(
 ) -> None:
     """Find the weights of the policy linear-score that serve a cluster best.
 
-    Situations are CONFIG, named scenarios or a suite (default: steady-chat). Only selection seeds are used;
-    `pointsman evaluate` then judges the policy on others. With --decisions, a seed gives one policy.
+    Situations are CONFIG, named scenarios or a suite (default: steady-chat). Only selection seeds are used,
+    or the first four fifths of a trace; `pointsman evaluate` then judges the policy on others, or on the
+    rest. With --decisions, a seed gives one policy. Ctrl-C ends the search and keeps what it has come to.
 
     Example: pointsman tune --scenario mixed-hardware --objective tail --out policy.yaml
     """
@@ -79,29 +79,33 @@ def tune(
     with ExitStack() as outputs:
         file = outputs.enter_context(output_file("--out", out)) if out else None
         outputs.enter_context(compilation_announced())
+        warned = outputs.enter_context(warnings_noted())
         situations = _situations(config_files or [], scenario or [], suite, overrides or [])
         started = time.perf_counter()
         with progress("tuning", 1.0) as advance:
             tuned = evaluation.tune(
-                [search for search, _ in situations.values()],
+                [one.search for one in situations],
                 aim,
                 budget,
                 seed,
                 num_threads(threads),
                 advance,
-                [check for _, check in situations.values()],
+                [one.check for one in situations],
             )
         wall_s = time.perf_counter() - started
         command = shlex.join(["pointsman", *context.obj])
-        result = _result(tuned, aim, list(situations), command)
+        result = _result(tuned, aim, situations, command)
         if file is not None:
             _write(file, result)
     if as_json:
-        print_json(result | {"timings": {"wall_s": wall_s}})
+        print_json(result | {"warnings": warned, "timings": {"wall_s": wall_s}})
     else:
-        _print_tuned(tuned, aim, list(situations), wall_s)
+        _print_tuned(tuned, aim, situations, wall_s)
     if out is not None:
-        say(f"wrote {out}; judge it on other seeds: pointsman evaluate {shlex.quote(str(out))}")
+        say(f"wrote {out}; judge it on {_kept(situations)}: pointsman evaluate {shlex.quote(str(out))}")
+    if tuned.is_stopped:
+        say("interrupted: the best so far, which nothing has checked yet")
+        raise typer.Exit(130)
 
 
 def _budget(decisions: int | None, minutes: float | None) -> Budget:
@@ -116,17 +120,22 @@ def _budget(decisions: int | None, minutes: float | None) -> Budget:
     return Budget(minutes=minutes) if minutes is not None else Budget(decisions=decisions or NUM_DECISIONS)
 
 
-def _situations(
-    files: list[Path], names: list[str], suite: str | None, overrides: list[str]
-) -> dict[str, tuple[Situation, Situation]]:
-    """What is searched on and what has the last word, by name."""
-    from pointsman.evaluation.tune import search_and_check
-    from pointsman.experiments.own import parts_text
-    from pointsman.experiments.scenarios import UNSEEN, scenario_of_file, short_names
+class Tuning(NamedTuple):
+    """A situation: what is searched on, what has the last word, and which part of a trace each is, if any."""
 
-    if files and (names or suite):
-        raise both_given(files[0])
-    scenarios = [scenario_of_file(file) for file in files] or chosen_scenarios(None, names, suite)
+    name: str
+    source: str  # where `evaluate` finds it again
+    search: Situation
+    check: Situation
+    parts: dict[str, str | None]
+
+
+def _situations(files: list[Path], names: list[str], suite: str | None, overrides: list[str]) -> list[Tuning]:
+    from pointsman.evaluation.tune import search_and_check
+    from pointsman.experiments.own import PARTS, part_text, parts_text
+    from pointsman.experiments.scenarios import UNSEEN, short_names
+
+    scenarios = chosen_scenarios(files, names, suite)
     for one in scenarios:
         if one.path is None and one.name in UNSEEN:
             problem = "is kept for judging what was never tuned on it"
@@ -134,22 +143,49 @@ def _situations(
         if one.path is not None:
             say(f"{one.name}: {parts_text(one)}")
     called = short_names([str(one.path or one.name) for one in scenarios])
-    return {name: search_and_check(one, overrides) for name, one in zip(called, scenarios, strict=True)}
+    return [
+        Tuning(
+            name,
+            str(one.path.resolve()) if one.path is not None else one.name,
+            *search_and_check(one, overrides),
+            {part: part_text(one, part, overrides) for part in PARTS},
+        )
+        for name, one in zip(called, scenarios, strict=True)
+    ]
 
 
-def _result(tuned: Tuned, objective: Objective, situations: list[str], command: str) -> dict[str, Any]:
+def _used(situations: list[Tuning], part: str, seeds: range) -> str:
+    """Seeds, or the parts of traces that stand for them."""
+    parts = [one.parts[part] for one in situations]
+    texts = [text for text in parts if text is not None]
+    if None in parts:
+        texts.insert(0, f"seeds {seeds[0]}–{seeds[-1]}")
+    return ", ".join(texts)
+
+
+def _kept(situations: list[Tuning]) -> str:
+    from pointsman.experiments.own import REPORT
+
+    parts = [text for one in situations if (text := one.parts[REPORT]) is not None]
+    return "other seeds" if len(parts) < len(situations) else ", ".join(parts)
+
+
+def _result(tuned: Tuned, objective: Objective, situations: list[Tuning], command: str) -> dict[str, Any]:
+    from pointsman.experiments.own import SELECTION, TRAINING
     from pointsman.plain import provenance
 
+    ratio = None if tuned.is_stopped else round(tuned.cost_ratio, 4)
     return {
         "policy": tuned.policy.model_dump(mode="json", exclude_defaults=True),
         "made": {
             "command": command,
             **provenance(),
             "objective": objective.model_dump(mode="json"),
-            "situations": situations,
-            "cost_ratio_to_least_outstanding": round(tuned.cost_ratio, 4),
-            "seeds_searched": f"{tuned.search_seeds[0]}-{tuned.search_seeds[-1]}",
-            "seeds_checked": f"{tuned.check_seeds[0]}-{tuned.check_seeds[-1]}",
+            "situations": [one.name for one in situations],
+            "sources": [one.source for one in situations],
+            "cost_ratio_to_least_outstanding": ratio,
+            "searched": _used(situations, TRAINING, tuned.search_seeds),
+            "checked": None if tuned.is_stopped else _used(situations, SELECTION, tuned.check_seeds),
             "generations": tuned.num_generations,
             "decisions": tuned.num_decisions,
         },
@@ -165,8 +201,9 @@ def _write(file: IO[str], result: dict[str, Any]) -> None:
     yaml.safe_dump(result, file, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _print_tuned(tuned: Tuned, objective: Objective, situations: list[str], wall_s: float) -> None:
+def _print_tuned(tuned: Tuned, objective: Objective, situations: list[Tuning], wall_s: float) -> None:
     from pointsman.evaluation.bootstrap import Ratio
+    from pointsman.experiments.own import SELECTION
     from pointsman.report.tables import change, number, percent
 
     console = stdout()
@@ -175,12 +212,13 @@ def _print_tuned(tuned: Tuned, objective: Objective, situations: list[str], wall
     for name in sorted(weights, key=lambda name: -tuned.influence[name]):
         table.add_row(name, number(weights[name]), percent(tuned.influence[name]))
     console.print(table, "")
-    where = situations[0] if len(situations) == 1 else f"{len(situations)} scenarios (geometric mean)"
-    ratio = change(Ratio(tuned.cost_ratio, float("nan"), float("nan")))
-    console.print(
-        f"Cost against least-outstanding: [bold]{ratio}[/bold] on {where}, seeds "
-        f"{tuned.check_seeds[0]}–{tuned.check_seeds[-1]}, which the search did not see."
-    )
+    where = situations[0].name if len(situations) == 1 else f"{len(situations)} scenarios (geometric mean)"
+    if not tuned.is_stopped:
+        ratio = change(Ratio(tuned.cost_ratio, float("nan"), float("nan")))
+        console.print(
+            f"Cost against least-outstanding: [bold]{ratio}[/bold] on {where}, "
+            f"{_used(situations, SELECTION, tuned.check_seeds)}, which the search did not see."
+        )
     console.print(f"Cost of a request: {objective.formula}.")
     for limit in objective.limits:
         console.print(f"Kept: {limit.text}.")

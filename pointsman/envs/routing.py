@@ -182,6 +182,7 @@ class RoutingEnv:
             "keep": spec.keep,
             "hold": spec.hold.model_dump(),
             "slo": self.slo.model_dump(),
+            "scenarios": [name for name in spec.scenarios if name != RANDOM],
         }
         files = [name for name in spec.scenarios if is_file(name)]
         if files:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 LEVEL = 0.95
 NUM_RESAMPLES = 10_000
 MIN_SEEDS = 6  # below, no interval reaches LEVEL: 1 - 2 / 2**n
-METHOD = "paired bootstrap over seeds, expanded percentile interval"
+METHOD = "paired bootstrap, expanded percentile interval"
 _SEED = 20140804  # of the resampling: a constant, so that a comparison is a function of its runs
 
 Floats = NDArray[np.float64]

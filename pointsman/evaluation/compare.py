@@ -2,6 +2,9 @@
 
 Common random numbers: for each seed the workload is drawn once, and every policy gets it. What is compared is
 a metric's mean over seeds (so a P99 is the mean of the runs' P99), as a ratio to the baseline's.
+
+A trace is the same for every seed. It is replayed once, and its requests are cut into blocks in the order of
+their arrival, which stand for the seeds; what only a whole run has (rates, preemptions) has no interval then.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +29,15 @@ from pointsman.evaluation.bootstrap import (
     resampled_ratios,
     with_intervals,
 )
-from pointsman.experiments.metrics import latency
+from pointsman.experiments.metrics import latency, measure_blocks
 from pointsman.experiments.objective import Objective
+from pointsman.experiments.own import num_blocks_of, quietly_prepared, replayed
+from pointsman.experiments.setting import Setting, setting_of
 from pointsman.experiments.simulate import Outcome, Prepared, prepare, simulate
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec
 from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
+from pointsman.routing.sources import DEFAULT
 from pointsman.spec import parse_spec
 
 # What a table shows first: the two latencies a user feels, their mean and their tail.
@@ -90,7 +97,10 @@ class LatencyHistogram:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`metrics[policy][name]` [S] and `curves[policy][latency]`, policies in the order asked for."""
+    """`metrics[policy][name]` [S] and `curves[policy][latency]`, policies in the order asked for.
+
+    S samples: one a seed, or `num_blocks` of the only run, whose own metrics are [1].
+    """
 
     name: str
     what: str
@@ -100,6 +110,12 @@ class Comparison:
     baseline: str
     metrics: Mapping[str, Mapping[str, NDArray[np.float64]]]
     curves: Mapping[str, Mapping[str, LatencyHistogram]]
+    num_blocks: int = 1
+    setting: Setting | None = None  # None on real servers, whose capacity nobody knows
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.seeds) * self.num_blocks
 
     @property
     def names(self) -> list[str]:
@@ -123,9 +139,13 @@ class Comparison:
 
     def ratios_between(self, policy: str, other: str) -> dict[str, Ratio]:
         """By metric, of one policy's means to another's."""
-        names = list(self.metrics[policy])
-        ratios = paired_ratios(self.table(policy, names), self.table(other, names))
-        return dict(zip(names, ratios, strict=True))
+        found: dict[str, Ratio] = {}
+        by_length = sorted(self.metrics[policy], key=lambda name: len(self.metrics[policy][name]))
+        for _, group in groupby(by_length, lambda name: len(self.metrics[policy][name])):
+            names = list(group)
+            ratios = paired_ratios(self.table(policy, names), self.table(other, names))
+            found |= zip(names, ratios, strict=True)
+        return {name: found[name] for name in self.metrics[policy]}
 
     def is_oracle(self, policy: str) -> bool:
         """Whether it sees what no router can know."""
@@ -137,7 +157,8 @@ class Comparison:
 
 
 def choose_policies(names: Sequence[str] | None, baseline: str, first: Prepared) -> list[PolicySpec]:
-    """The policies named, or every one that works without configuration; the baseline is always there.
+    """The policies named, or every one that works without configuration, `default` among them; the baseline
+    is always there.
 
     Each is there once, under a name of its own.
     """
@@ -149,6 +170,7 @@ def choose_policies(names: Sequence[str] | None, baseline: str, first: Prepared)
         if not first.workload.is_shared:
             left_out |= set(NEED_PREFIXES)
         names = [name for name in HEURISTICS if name not in left_out or name == own.kind]
+        names += [DEFAULT]
         names += [own.label] if own.kind not in HEURISTICS else []
     wanted: dict[str, PolicySpec] = {}
     for spec in (policy_named(name, own) for name in names):
@@ -197,21 +219,18 @@ def compare(
     first = prepare(configs[0], base_dir)
     specs = choose_policies(policies, baseline, first)
     wanted = _identity(policy_named(baseline, first.config.policy))
-    traces = [config.workload.trace for config in configs]
-    if traces[0] is not None and len(traces) > 1 and all(trace == traces[0] for trace in traces):
-        text = (
-            f"{name}: a trace is the same for every seed; intervals only show how random ties are broken. "
-            "`evaluate` cuts it into blocks"
-        )
-        warnings.warn(PointsmanWarning(text), stacklevel=2)
+    traces, num_blocks = [replayed(config) for config in configs], 1
+    if traces[0] is not None and all(trace == traces[0] for trace in traces):
+        num_blocks = num_blocks_of(len(first.workload), len(configs))
+        configs = configs[:1]
     metrics: dict[str, dict[str, list[float]]] = {spec.label: {} for spec in specs}
     curves = {spec.label: {curve: LatencyHistogram() for curve in CURVES} for spec in specs}
     for runs in _batches(configs, specs, first, base_dir):
         share = len(runs) / (len(configs) * len(specs))
         for run, outcome in zip(runs, _run(runs, num_threads, share, progress), strict=True):
             policy = run.config.policy.label
-            for metric, value in outcome.metrics.items():
-                metrics[policy].setdefault(metric, []).append(value)
+            for metric, values in _samples(outcome, run.config, num_blocks).items():
+                metrics[policy].setdefault(metric, []).extend(values)
             for curve, histogram in curves[policy].items():
                 histogram.add(latency(outcome.requests, curve))
     _warn_unfinished(name, metrics)
@@ -227,7 +246,17 @@ def compare(
         next(spec.label for spec in specs if _identity(spec) == wanted),
         tables,
         curves,
+        num_blocks,
+        setting_of(first, configs, base_dir),
     )
+
+
+def _samples(outcome: Outcome, config: Config, num_blocks: int) -> dict[str, Sequence[float]]:
+    whole: dict[str, Sequence[float]] = {metric: [value] for metric, value in outcome.metrics.items()}
+    if num_blocks == 1:
+        return whole
+    blocks = measure_blocks(outcome.requests, config.slo, num_blocks)
+    return whole | {metric: values.tolist() for metric, values in blocks.items()}
 
 
 def _batches(
@@ -236,7 +265,7 @@ def _batches(
     """All runs, seed by seed, in portions of bounded size."""
     runs: list[Prepared] = []
     for index, config in enumerate(configs):
-        prepared = first if index == 0 else prepare(config, base_dir)
+        prepared = first if index == 0 else quietly_prepared(config, base_dir)
         for policy in policies:
             runs.append(replace(prepared, config=prepared.config.model_copy(update={"policy": policy})))
             if sum(len(run.workload) for run in runs) >= BATCH_REQUESTS:
@@ -270,13 +299,26 @@ def geometric_means(comparisons: Sequence[Comparison], metric: str) -> dict[str,
 def geometric_mean(
     comparisons: Sequence[Comparison], metrics: Sequence[str], policy: str, other: str
 ) -> list[Ratio]:
-    """For each metric, of one policy's ratios to another's.
+    """For each metric, of one policy's ratios to another's."""
+    return mean_ratios([(one.table(policy, metrics), one.table(other, metrics)) for one in comparisons])
+
+
+def cost_ratio(comparisons: Sequence[Comparison], objective: Objective, policy: str, other: str) -> Ratio:
+    """The geometric mean of one policy's cost over another's."""
+    pairs = [
+        (objective.cost(one.metrics[policy])[:, None], objective.cost(one.metrics[other])[:, None])
+        for one in comparisons
+    ]
+    return mean_ratios(pairs)[0]
+
+
+def mean_ratios(pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> list[Ratio]:
+    """[M] geometric means of the ratios of pairs [S, M].
 
     Seeds are resampled together: scenarios with the same lengths share them for the same seed.
     """
-    pairs = [(one.table(policy, metrics), one.table(other, metrics)) for one in comparisons]
     with np.errstate(divide="ignore"):  # a share of 0, such as of held requests
         ratios = [np.log(ratios_of_means(values, others)) for values, others in pairs]
         samples = [np.log(resampled_ratios(values, others)) for values, others in pairs]
     mean, spread = np.exp(np.mean(ratios, axis=0)), np.exp(np.mean(samples, axis=0))
-    return with_intervals(mean, spread, len(comparisons[0].seeds))
+    return with_intervals(mean, spread, min(len(values) for values, _ in pairs))

@@ -94,11 +94,18 @@ class Budget:
 class Tuned:
     policy: PolicySpec
     influence: dict[str, float]  # of each signal: its weight times its spread, as a share of all
-    cost_ratio: float  # to least-outstanding, geometric mean over situations and `check_seeds`
+    cost_ratio: (
+        float  # to least-outstanding, geometric mean over situations and `check_seeds`; NaN if stopped
+    )
     search_seeds: range
     check_seeds: range
     num_generations: int
     num_decisions: int
+
+    @property
+    def is_stopped(self) -> bool:
+        """By Ctrl-C, so that nothing has checked it."""
+        return math.isnan(self.cost_ratio)
 
 
 def shortened(scenario: Scenario, overrides: Sequence[str] = ()) -> Situation:
@@ -138,7 +145,8 @@ def tune(
 ) -> Tuned:
     """Search until the budget is used up, then choose between the start, the last mean and their average.
 
-    `checks` are what that choice is made on, where it is not the same as what is searched on.
+    `checks` are what that choice is made on, where it is not the same as what is searched on. Ctrl-C ends the
+    search, from its first generation on: the result is what it has come to, unchecked.
     """
     meter = _Meter(budget, progress)
     bench = Bench(situations, objective, num_threads)
@@ -155,25 +163,30 @@ def tune(
     start = starts[int(np.argmin(scores))]
     search = EvolutionStrategy(start, STEP_SIZE, np.random.default_rng(seed))
     average, num_generations, share = start, 0, 0.0
-    # Room for another generation, and for the choice at the end, which is as much work.
-    while share * (num_generations + 2) <= max(num_generations, 1):
-        first = num_generations * block % len(search_seeds)
-        policies = [space.policy(point) for point in search.ask()]
-        search.tell(bench.scores(policies, search_seeds[first : first + block]))
-        search.rescale()
-        num_generations += 1
-        # Later means count more. The average of noisy steps is often better than the last of them.
-        average = average + 2 / (num_generations + 1) * (search.mean - average)
-        share = meter.share(bench.num_decisions)
-    finalists = [start, search.mean, average]
-    judged = judge.judge([space.policy(point) for point in finalists], check_seeds)
-    chosen = int(np.argmin(judged.sum(axis=0)))
-    best = finalists[chosen]
+    best, cost_ratio = average, math.nan
+    try:
+        # Room for another generation, and for the choice at the end, which is as much work.
+        while share * (num_generations + 2) <= max(num_generations, 1):
+            first = num_generations * block % len(search_seeds)
+            policies = [space.policy(point) for point in search.ask()]
+            search.tell(bench.scores(policies, search_seeds[first : first + block]))
+            search.rescale()
+            num_generations += 1
+            # Later means count more. The average of noisy steps is often better than the last of them.
+            average = best = average + 2 / (num_generations + 1) * (search.mean - average)
+            share = meter.share(bench.num_decisions)
+        finalists = [start, search.mean, average]
+        judged = judge.judge([space.policy(point) for point in finalists], check_seeds)
+        chosen = int(np.argmin(judged.sum(axis=0)))
+        best, cost_ratio = finalists[chosen], math.exp(float(judged[0, chosen]))
+    except KeyboardInterrupt:
+        if num_generations == 0:
+            raise
     meter.finish()
     return Tuned(
         space.policy(best),
         space.influence(best),
-        math.exp(float(judged[0, chosen])),
+        cost_ratio,
         search_seeds,
         check_seeds,
         num_generations,

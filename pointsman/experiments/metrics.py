@@ -24,6 +24,7 @@ from pointsman.simulator.state import TBT_BINS_PER_OCTAVE, TBT_LOWEST_EXPONENT
 
 PERCENTILES = (50, 90, 95, 99)
 CLIENT_LATENCIES = ("ttft", "tpot", "e2e")  # those that a client can measure
+OF_A_WHOLE_RUN = ("duration_s", "requests_per_s", "tokens_per_s", "goodput_per_s")
 Floats = NDArray[np.float64]
 
 
@@ -126,6 +127,18 @@ def measure_requests(requests: Any, slo: SloSpec, ended_at: float | None = None)
         "goodput_per_s": float(is_good.sum()) / duration_s,
         "good_share": float(is_good.sum()) / len(requests),
     }
+
+
+def measure_blocks(requests: Any, slo: SloSpec, num_blocks: int) -> dict[str, Floats]:
+    """[num_blocks] what the requests of each block tell, which are blocks of equal size in order of arrival.
+
+    Rates are not among it: work of one block is done while the next arrives.
+    """
+    blocks = []
+    for block in np.array_split(requests, num_blocks):
+        metrics = measure_requests(block, slo) | summary("queueing", latency(block, "queueing"))
+        blocks.append({name: value for name, value in metrics.items() if name not in OF_A_WHOLE_RUN})
+    return {name: np.array([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def _mean(values: Floats) -> float:

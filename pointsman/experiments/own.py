@@ -85,13 +85,17 @@ def kept_configs(
         return configs
     first, last = PARTS[kept]
     whole = _whole(configs[0], scenario.folder)
-    num_requests = round((last - first) * len(whole.workload))
-    num_blocks = min(len(seeds), max(min(MIN_BLOCKS, num_requests), num_requests // BLOCK_REQUESTS))
+    num_blocks = num_blocks_of(round((last - first) * len(whole.workload)), len(seeds))
     bounds = np.linspace(first, last, num_blocks + 1).tolist()
     return [
         _with_events_at(with_part(config, (begin, end)), (end - begin))
         for config, begin, end in zip(configs, bounds[:-1], bounds[1:], strict=False)
     ]
+
+
+def num_blocks_of(num_requests: int, most: int) -> int:
+    """In how many blocks so many requests of a trace are judged: long ones, but enough for an interval."""
+    return min(most, max(min(MIN_BLOCKS, num_requests), num_requests // BLOCK_REQUESTS))
 
 
 def selection_episodes(scenario: Scenario, num_seeds: int, overrides: Sequence[str] = ()) -> list[Prepared]:
@@ -100,7 +104,7 @@ def selection_episodes(scenario: Scenario, num_seeds: int, overrides: Sequence[s
     for config in kept_configs(scenario, SELECTION, SELECTION_SEEDS[:num_seeds], overrides):
         if scenario.path is not None and replayed(config) is None:
             config = _shortened(config, MAX_SELECTION_REQUESTS)
-        episodes.append(_quietly_prepared(config, scenario.folder))
+        episodes.append(quietly_prepared(config, scenario.folder))
     return [
         replace(one, workload=take(one.workload, slice(MAX_SELECTION_REQUESTS)))
         if replayed(one.config) is not None
@@ -125,13 +129,26 @@ def parts_text(scenario: Scenario) -> str:
     trace = replayed(config)
     if trace is None:
         return "made-up traffic, so training, selection and report have different seeds"
-    count = len(_whole(config, scenario.folder).workload)
+    return f"{Path(trace.path).name}: " + ", ".join(
+        f"{part} by requests {first:,} to {last:,}"
+        for part, (first, last) in _requests_of_parts(config, scenario.folder).items()
+    )
 
-    def named(part: str) -> str:
-        first, last = (round(share * count) for share in PARTS[part])
-        return f"{part} by requests {first + 1:,} to {last:,}"
 
-    return f"{Path(trace.path).name}: {', '.join(named(part) for part in PARTS)}"
+def part_text(scenario: Scenario, part: str, overrides: Sequence[str] = ()) -> str | None:
+    """`requests 541 to 720 of my-traffic.csv`; None for made-up traffic, which has seeds instead."""
+    config = scenario.config(0, overrides)
+    trace = replayed(config)
+    if trace is None:
+        return None
+    first, last = _requests_of_parts(config, scenario.folder)[part]
+    return f"requests {first:,} to {last:,} of {Path(trace.path).name}"
+
+
+def _requests_of_parts(config: Config, folder: Path | None) -> dict[str, tuple[int, int]]:
+    """The first and the last request of each part of its trace, from 1 on."""
+    count = len(_whole(config, folder).workload)
+    return {part: (round(first * count) + 1, round(last * count)) for part, (first, last) in PARTS.items()}
 
 
 # Training ---------------------------------------------------------------------------------------------------
@@ -155,7 +172,7 @@ def _own(path: Path, overrides: tuple[str, ...]) -> Own:
         remedy = "use poisson arrivals at the rate that the users reach"
         raise InputError("workload.arrivals.kind", "closed", problem, remedy)
     if replayed(config) is None:
-        one = _quietly_prepared(_shortened(config, 1), scenario.folder)
+        one = quietly_prepared(_shortened(config, 1), scenario.folder)
         return Own(config, one.plans, None, expected_window_s(_with_length(config), scenario.folder))
     one = _whole(config, scenario.folder)
     workload = part_of(one.workload, *PARTS[TRAINING])
@@ -223,9 +240,9 @@ def _synthetic(
     config = own.config.model_copy(update={"workload": workload, "seed": seed})
     exact = _shortened(config, num_requests, exactly=True)
     changes_with_time = isinstance(arrivals, DiurnalArrivals | RampArrivals)
-    whole = _quietly_prepared(config if changes_with_time else exact, folder)
+    whole = quietly_prepared(config if changes_with_time else exact, folder)
     if len(whole.workload) < num_requests:
-        whole = _quietly_prepared(exact, folder)
+        whole = quietly_prepared(exact, folder)
     first = int(rng.integers(len(whole.workload) - num_requests + 1))
     part = take(whole.workload, slice(first, first + num_requests))
     part = replace(part, arrived_at=part.arrived_at - part.arrived_at[0])
@@ -262,7 +279,7 @@ def _with_events_at(config: Config, share: float) -> Config:
     return config.model_copy(update={"cluster": config.cluster.model_copy(update={"events": events})})
 
 
-def _quietly_prepared(config: Config, folder: Path | None) -> Prepared:
+def quietly_prepared(config: Config, folder: Path | None) -> Prepared:
     """Without what `_whole` or the first look has said already."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PointsmanWarning)

@@ -89,6 +89,12 @@ class LiveCluster:
             workloads = clipped_to(workloads, self._served.max_tokens)
         return workloads[0]
 
+    @property
+    def rate_rps(self) -> float:
+        """How many requests a second are sent."""
+        times = self._first.arrived_at
+        return len(times) / max(float(times[-1]), 1e-9)
+
     # --- the trainer's thread ---
 
     def start(self) -> None:

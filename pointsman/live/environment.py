@@ -176,6 +176,17 @@ class LiveEvaluate:
         self.spec = spec
         self._cluster = cluster
 
+    @property
+    def expected_s(self) -> float:
+        """How long an evaluation takes, at the rate of the arrivals."""
+        evaluation = self.spec.evaluation
+        return 2 * evaluation.pairs * evaluation.requests / self._cluster.rate_rps
+
+    @property
+    def least_s(self) -> float:
+        """How long a run takes that makes one update."""
+        return self.expected_s + self.spec.decisions / self.spec.share / self._cluster.rate_rps
+
     def __call__(self, checkpoint: Checkpoint) -> dict[str, float]:
         if checkpoint.metadata["update"] == 0:  # against itself: by definition, not by measurement
             return {"eval_score": 0.0, "eval_baseline_score": 0.0, "eval_mean_return": 0.0}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,10 @@ class Verdict:
     tone: str  # BETTER, WORSE, or UNCLEAR, which a mixed result is as well
     sentence: str
     details: Sequence[str] = field(default=())
+
+    @property
+    def lines(self) -> list[str]:
+        return [self.sentence, *self.details]
 
     def html(self) -> str:
         return (
@@ -52,6 +56,14 @@ class Appraise(Protocol):
     ) -> Appraisal:
         """`run` is a run directory with a checkpoint; `advance` is told shares of the work when done."""
         ...
+
+
+def untrained(appraisal: Appraisal, name: str) -> Appraisal:
+    """The same of a run whose best policy is the one it started from, such as a clone of a heuristic."""
+    verdict = appraisal.verdict
+    sentence = f"Training gained nothing: the best policy of {name} is the one it started from."
+    tone = UNCLEAR if verdict.tone == BETTER else verdict.tone
+    return replace(appraisal, verdict=Verdict(tone, sentence, verdict.lines))
 
 
 def by_evaluations(name: str, evaluations: Mapping[str, Any], baseline: str) -> Appraisal:

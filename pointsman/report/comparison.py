@@ -14,6 +14,8 @@ from pointsman.evaluation.compare import CURVES, Comparison, geometric_means
 from pointsman.experiments.objective import TOLERANCE, Objective
 from pointsman.files import write_files
 from pointsman.plain import provenance, to_json
+from pointsman.report.appraisal import Verdict
+from pointsman.report.choice import choice_of
 from pointsman.report.figure import Figure
 from pointsman.report.page import Section, escape, folded, page, paragraphs, table
 from pointsman.report.plots import change_figure, survival_figure
@@ -29,7 +31,7 @@ from pointsman.report.tables import (
     label,
     markdown,
     metric_text,
-    seed_range,
+    samples_text,
 )
 
 CURVE_TITLES = {
@@ -47,6 +49,7 @@ class ComparisonReport:
     command: str
     wall_s: float
     objective: Objective | None = None
+    warnings: Sequence[str] = ()
 
     @property
     def baseline(self) -> str:
@@ -55,6 +58,11 @@ class ComparisonReport:
     @property
     def seeds(self) -> tuple[int, ...]:
         return self.comparisons[0].seeds
+
+    @property
+    def num_samples(self) -> int:
+        """Seeds, or blocks of a trace, that every mean is over, at least."""
+        return min(one.num_samples for one in self.comparisons)
 
     @property
     def headlines(self) -> tuple[str, ...]:
@@ -67,7 +75,21 @@ class ComparisonReport:
             return {}
         return {metric: geometric_means(self.comparisons, metric) for metric in self.headlines}
 
+    @cached_property
+    def choice(self) -> tuple[str, Verdict]:
+        """The best policy, and why."""
+        if len(self.comparisons) == 1:
+            (one,) = self.comparisons
+            ratios = {
+                name: {metric: row[metric] for metric in self.headlines} for name, row in one.ratios.items()
+            }
+        else:
+            names = next(iter(self.summary.values()))
+            ratios = {name: {metric: row[name] for metric, row in self.summary.items()} for name in names}
+        return choice_of(self.comparisons, ratios, self.objective)
+
     def results(self) -> dict[str, Any]:
+        best, verdict = self.choice
         summary = {
             policy: {metric: vars(row[policy]) for metric, row in self.summary.items()}
             for policy in next(iter(self.summary.values()), {})
@@ -75,6 +97,9 @@ class ComparisonReport:
         return {
             **provenance(),
             "command": self.command,
+            "best": best,
+            "verdict": vars(verdict),
+            "warnings": self.warnings,
             "seeds": self.seeds,
             "baseline": self.baseline,
             "objective": self.objective.model_dump(mode="json") if self.objective else None,
@@ -94,15 +119,15 @@ class ComparisonReport:
 
     def notes(self, against: str | None = None) -> list[str]:
         """How to read the tables; `against` says what changes are measured against."""
-        num_seeds = len(self.seeds)
-        seeds = f"{num_seeds} seeds ({seed_range(self.seeds)})"
         lines = [
-            f"Times in seconds, means over {seeds}; every policy serves the same arrivals. "
-            f"Change against {against or self.baseline}"
-            + (f" with its {LEVEL * 100:.0f} % interval ({METHOD})." if num_seeds > 1 else ".")
+            f"Times in seconds, means over {samples_text(self.comparisons)}; every policy serves the same "
+            f"arrivals. Change against {against or self.baseline}"
+            + (f" with its {LEVEL * 100:.0f} % interval ({METHOD})." if self.num_samples > 1 else ".")
         ]
-        if num_seeds < MIN_SEEDS:
-            lines.append(f"Fewer than {MIN_SEEDS} seeds: read the intervals as too narrow, or raise --seeds.")
+        if self.num_samples < MIN_SEEDS:
+            lines.append(
+                f"Fewer than {MIN_SEEDS} of them: read the intervals as too narrow, or raise --seeds."
+            )
         if self.objective is not None:
             lines.append(f"Cost of a request: {self.objective.formula}.")
             lines += self._kept(self.comparisons[0].names[0]) if against is not None else []
@@ -126,7 +151,8 @@ class ComparisonReport:
         return lines
 
     def markdown(self) -> str:
-        parts = ["\n\n".join([f"`{self.command}`", *self.notes()])]
+        _, verdict = self.choice
+        parts = ["\n\n".join([f"`{self.command}`", *self.told(verdict), *self.notes()])]
         if len(self.comparisons) > 1:
             header, rows = summary_table(self)
             parts.append(f"## All scenarios\n\nGeometric mean of the ratios.\n\n{markdown(header, rows)}")
@@ -146,7 +172,12 @@ class ComparisonReport:
         if len(self.comparisons) > 1:
             title = f"Routing policies on {len(self.comparisons)} scenarios"
             sections.insert(0, _summary_section(self))
-        return page(title, self.lead(), sections)
+        _, verdict = self.choice
+        return page(title, verdict.html() + self.lead(), sections)
+
+    def told(self, verdict: Verdict) -> list[str]:
+        """What comes first, for people: the verdict, and what to be warned of."""
+        return [*verdict.lines, *(f"Warning: {text}." for text in self.warnings)]
 
     def lead(self, against: str | None = None) -> str:
         """HTML: how the numbers came about."""
@@ -155,13 +186,16 @@ class ComparisonReport:
         if about["git_revision"]:
             version += f", revision {about['git_revision'][:12]}"
         command = f"<p><code>{escape(self.command)}</code></p>"
-        return command + paragraphs(self.notes(against)) + paragraphs([version], "soft")
+        warned = paragraphs([f"Warning: {text}." for text in self.warnings], "warning")
+        return warned + command + paragraphs(self.notes(against)) + paragraphs([version], "soft")
 
 
 def _results(one: Comparison) -> dict[str, Any]:
     return {
         "name": one.name,
         "what": one.what,
+        "setting": vars(one.setting) | {"load": one.setting.load} if one.setting else None,
+        "num_blocks": one.num_blocks,
         "policies": [policy.model_dump(mode="json") for policy in one.policies],
         "configs": [config.model_dump(mode="json", exclude={"policy"}) for config in one.configs],
         "metrics": one.metrics,

@@ -9,8 +9,10 @@ from typing import Any
 
 from pointsman.evaluation.bootstrap import Ratio
 from pointsman.evaluation.compare import COST, Comparison, geometric_mean
+from pointsman.report.appraisal import Verdict
 from pointsman.report.comparison import ComparisonReport
 from pointsman.report.tables import change, direction, label, markdown, metric_text
+from pointsman.report.verdict import verdict_of
 
 # All that a policy is judged by, as rows of a table.
 METRICS: Mapping[str, str] = {
@@ -74,10 +76,15 @@ class EvaluationReport:
             for other in self.against
         }
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        return verdict_of(self)
+
     def results(self) -> dict[str, Any]:
         """What a comparison has, and the policy's ratio to each of the others."""
         return self.base.results() | {
             "policy": self.policy,
+            "verdict": vars(self.verdict),
             "against": {
                 other: {one.name: _plain(one.ratios_between(self.policy, other)) for one in self.comparisons}
                 for other in self.against
@@ -109,7 +116,7 @@ class EvaluationReport:
         ]
 
     def markdown(self) -> str:
-        parts = [f"# {self.policy}"]
+        parts = [f"# {self.policy}", *self.base.told(self.verdict)]
         headers = [METRICS[name] for name in self.base.headlines]
         if len(self.comparisons) > 1:
             tables = (

@@ -20,7 +20,6 @@ from pointsman.report.figure import Figure
 from pointsman.report.page import Section, escape, folded, page, paragraphs, table
 from pointsman.report.plots import PERCENTILES, percentile_figure
 from pointsman.report.tables import HEADERS, label, number
-from pointsman.report.verdict import verdict_of
 
 ANY_OTHER = "the policy named"
 
@@ -37,7 +36,7 @@ def write_evaluation(report: EvaluationReport, folder: Path) -> None:
 def evaluation_html(report: EvaluationReport) -> str:
     count = len(report.comparisons)
     where = report.comparisons[0].name if count == 1 else f"{count} scenarios"
-    lead = verdict_of(report).html() + report.base.lead(ANY_OTHER)
+    lead = report.verdict.html() + report.base.lead(ANY_OTHER)
     return page(f"{report.policy} on {where}", lead, evaluation_sections(report))
 
 

@@ -68,6 +68,7 @@ class Bar:
     colour: str
     text: str  # what it says, in words
     interval: tuple[float, float] | None = None
+    label: str = ""  # at its end: of a bar that is cut off by the axis, how long it is
 
 
 @dataclass(frozen=True)

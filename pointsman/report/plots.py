@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from pointsman.evaluation.bootstrap import Ratio
 from pointsman.report.figure import (
@@ -57,6 +58,8 @@ _LOW_TICKS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03, 0.0
 _HIGH_TICKS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 MIN_TICKS, MAX_TICKS = 3, 6
 ROW_HEIGHT = 22
+HOPELESS = 4.0  # times as long as the slowest request of the middle policy
+LEAST_SHOWN = 1.5  # the ratio that a chart of changes has room for, at least
 
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
@@ -78,7 +81,10 @@ def styles(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def survival_figure(curves: Mapping[str, Curve], thick: str, title: str, x_title: str) -> Figure:
-    """Share of requests above each time, both axes logarithmic: the tail takes as much room as the body."""
+    """Share of requests above each time, both axes logarithmic: the tail takes as much room as the body.
+
+    Policies that take far longer than most are cut off, so that they do not press the others together.
+    """
     lines, looks = [], styles(list(curves))
     for policy, (seconds, shares) in sorted(curves.items(), key=lambda item: item[0] == thick):  # on top
         colour, dash = looks[policy]
@@ -89,16 +95,22 @@ def survival_figure(curves: Mapping[str, Curve], thick: str, title: str, x_title
     ticks = [(10.0**decade, f"{10.0**decade:g} %") for decade in decades]
     y = Axis("share of requests that take longer", lowest / 1.1, 112.0, ticks, is_log=True, unit=" %")
     levels = [Level(share, name) for share, name in ((50.0, "P50"), (10.0, "P90"), (1.0, "P99"))]
-    return Figure(title, _time_axis(curves, x_title), y, [*levels, *lines], height=250)
+    slowest = {policy: seconds[-1] for policy, (seconds, _) in curves.items() if seconds}
+    limit_s = max(HOPELESS * median([*slowest.values()] or [1.0]), slowest.get(thick, 0.0))
+    cut = {policy: seconds for policy, seconds in slowest.items() if seconds > limit_s}
+    reach = ", ".join(f"{policy} ({number(seconds)} s)" for policy, seconds in cut.items())
+    note = f"Beyond the right edge: {reach}." if cut else ""
+    x = _time_axis(curves, x_title, limit_s)
+    return Figure(title, x, y, [*levels, *lines], height=250, note=note)
 
 
-def _time_axis(curves: Mapping[str, Curve], title: str) -> Axis:
-    """From where the fastest 1 % of any policy end to the slowest request."""
+def _time_axis(curves: Mapping[str, Curve], title: str, limit_s: float) -> Axis:
+    """From where the fastest 1 % of any policy end to the slowest request, or the limit."""
     ends = []
     for seconds, shares in curves.values():
         if seconds:
             first = next((x for x, y in zip(seconds, shares, strict=True) if y <= 0.99), seconds[0])
-            ends += [first, seconds[-1]]
+            ends += [min(first, limit_s), min(seconds[-1], limit_s)]
     return log_axis(title, ends, " s")
 
 
@@ -126,19 +138,25 @@ def percentile_figure(
 
 
 def change_figure(ratios: Mapping[str, Ratio], against: str, title: str) -> Figure:
-    """A bar a row from no change to its ratio, with the 95 % interval; logarithmic."""
+    """A bar a row from no change to its ratio, with the 95 % interval; logarithmic.
+
+    Losses have about twice the room of gains: bars far beyond that are cut off and say how long they are.
+    """
     shown = {name: ratio for name, ratio in ratios.items() if math.isfinite(ratio.ratio)}
+    parts = [part for ratio in shown.values() for part in (ratio.ratio, ratio.low, ratio.high)]
+    bounds = [part for part in parts if math.isfinite(part) and part > 0]
+    low, high = min([*bounds, 0.97]), max([*bounds, 1.03])
+    middle = median([ratio.ratio for ratio in shown.values()] or [1.0])
+    high = min(high, max(low**-2, 1.5 * middle, LEAST_SHOWN))
+    margin = (high / low) ** 0.05
+    low, high = low / margin, high * margin
     bars = []
     for row, (name, ratio) in enumerate(shown.items()):
         has_interval = math.isfinite(ratio.low) and math.isfinite(ratio.high)
         interval = (ratio.low, ratio.high) if has_interval else None
         text = f"{name}: {change(ratio)}"
-        bars.append(Bar(row, 1.0, ratio.ratio, style(name)[0], text, interval))
-    parts = [part for ratio in shown.values() for part in (ratio.ratio, ratio.low, ratio.high)]
-    bounds = [part for part in parts if math.isfinite(part) and part > 0]
-    low, high = min([*bounds, 0.97]), max([*bounds, 1.03])
-    margin = (high / low) ** 0.05
-    low, high = low / margin, high * margin
+        label = change(Ratio(ratio.ratio, math.nan, math.nan)) if ratio.ratio > high else ""
+        bars.append(Bar(row, 1.0, ratio.ratio, style(name)[0], text, interval, label))
     x = Axis(f"change against {against}", low, high, _ratio_ticks(low, high), is_log=True)
     return Figure(title, x, row_axis(list(shown)), bars, height=8 + ROW_HEIGHT * max(len(shown), 1))
 

@@ -15,7 +15,7 @@ from pointsman.diagnosis.curves import Array, RunLog
 from pointsman.diagnosis.readers import read_facts
 from pointsman.diagnosis.readers import read_run as read_log
 from pointsman.errors import InputError
-from pointsman.training.logs import NEWS, update_of
+from pointsman.training.logs import FINISHED, NEWS, update_of
 
 CHECKPOINTS = ("best", "last")
 _OF_A_RUN = ("config.yaml", "progress.csv", "meta.json")
@@ -113,7 +113,8 @@ def is_over(folder: Path, last: Mapping[str, float]) -> bool:
     steps, minutes = facts.setting("run.steps"), facts.setting("run.minutes")
     if steps is not None:
         return bool(last.get("timesteps", 0.0) >= steps)
-    return minutes is not None and bool(last.get("elapsed_s", 0.0) >= 60 * minutes)
+    is_finished = (folder / FINISHED).exists()
+    return is_finished or (minutes is not None and bool(last.get("elapsed_s", 0.0) >= 60 * minutes))
 
 
 def read_news(folder: Path) -> list[str]:

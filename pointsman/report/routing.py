@@ -24,10 +24,10 @@ from pointsman.report.evaluation import EvaluationReport
 from pointsman.report.evaluation_page import ANY_OTHER, evaluation_sections
 from pointsman.report.figure import Cell, Figure, Map, linear_axis, row_axis, short
 from pointsman.report.page import Section, paragraphs
-from pointsman.report.verdict import verdict_of
+from pointsman.routing.sources import DEFAULT
 from pointsman.simulator.spec import ClusterSpec
 
-AGAINST = (BASELINE, *RIVALS, "least-delay", "late-binding")
+AGAINST = (BASELINE, *RIVALS, "least-delay", "late-binding", DEFAULT)
 NUM_SEEDS = 8
 LOAD_SHARE = 0.05  # of the work: the runs whose load is shown
 NUM_MOMENTS = 120
@@ -80,7 +80,7 @@ def appraise(
     load = _load_section(report, folders)
     advance(LOAD_SHARE)
     return Appraisal(
-        verdict_of(report),
+        report.verdict,
         [*evaluation_sections(report), load],
         report.results(),
         [*report.base.notes(ANY_OTHER)],

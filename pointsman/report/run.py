@@ -58,7 +58,12 @@ def baseline_of(record: RunRecord) -> str:
 
 
 def build_report(
-    record: RunRecord, appraisal: Appraisal, diagnosis: Diagnosis | None, looks: Section | None, command: str
+    record: RunRecord,
+    appraisal: Appraisal,
+    diagnosis: Diagnosis | None,
+    looks: Section | None,
+    command: str,
+    warnings: Sequence[str] = (),
 ) -> RunReport:
     """Sections that a run has nothing for say so, or are left out."""
     sections = [
@@ -72,7 +77,8 @@ def build_report(
         _reproduction(record, appraisal, command),
     ]
     sections = [one for one in sections if one.body or one.figures]
-    lead = appraisal.verdict.html() + paragraphs(_facts(record))
+    lead = appraisal.verdict.html() + paragraphs([f"Warning: {text}." for text in warnings], "warning")
+    lead += paragraphs(_facts(record))
     if record.problems:
         lead += f"<p>Not in this report: {escape('; '.join(record.problems))}.</p>"
     return RunReport(f"Run {record.name}", lead, sections)

@@ -32,7 +32,7 @@ BAR_HEIGHT = 0.6  # of a row
 STYLE = (
     "text{font:11px Roboto,system-ui,sans-serif;fill:#1c2024}.title{font-size:13px;font-weight:600}"
     ".soft{fill:#60666c}.grid{stroke:#e2e5e8}.frame{stroke:#b9bec4;fill:none}.ink{stroke:#1c2024;fill:none}"
-    ".zero{stroke:#8a9097}"
+    ".zero{stroke:#8a9097}.on{fill:#fff;font-weight:600}"
 )
 _NARROW, _WIDE = frozenset(" .,:;|!'()[]iljtfrI1-/"), frozenset("mwMW%@—–+×−")
 
@@ -179,12 +179,15 @@ def _bar(mark: Bar, frame: Frame) -> Iterator[str]:
     y = frame.y(mark.row)
     box = _box(min(start, end), y - height / 2, max(abs(end - start), 0.5), height)
     yield f'<g><title>{html.escape(mark.text)}</title><rect {box} fill="{mark.colour}"/>'
-    if mark.interval is not None:
+    if mark.interval is not None and not mark.label:
         low, high = (frame.x(value) for value in mark.interval)
         yield (
             f'<path class="ink" stroke-width="1.3" d="M{low:.1f} {y:.1f}H{high:.1f}'
             f'M{low:.1f} {y - 3:.1f}v6M{high:.1f} {y - 3:.1f}v6"/>'
         )
+    if mark.label:
+        at = min(max(start, end), frame.width)
+        yield _text(at - 4, y + 4, mark.label, "on", "end")
     yield "</g>"
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from pointsman.config import Config
 from pointsman.evaluation.bootstrap import Ratio
 from pointsman.evaluation.compare import COST, HEADLINES, Comparison
+from pointsman.experiments.own import replayed
 
 HEADERS = {
     "ttft_mean_s": "TTFT mean",
@@ -145,6 +148,19 @@ def _rounded(value: float, decimals: int) -> str:
 def seed_range(seeds: Sequence[int]) -> str:
     is_run = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
     return f"{seeds[0]}–{seeds[-1]}" if is_run else ", ".join(map(str, seeds))
+
+
+def samples_text(comparisons: Sequence[Comparison]) -> str:
+    """What means are over: `16 seeds (1000–1015)`, `6 blocks of my-traffic.csv`."""
+    texts = (sample_text(one.configs[0], one.seeds, one.num_samples) for one in comparisons)
+    return listed(list(dict.fromkeys(texts)))
+
+
+def sample_text(config: Config, seeds: Sequence[int], count: int) -> str:
+    trace = replayed(config)
+    if trace is not None:
+        return "one run" if count == 1 else f"{count} blocks of {Path(trace.path).name}"
+    return f"{count} {'seed' if count == 1 else 'seeds'} ({seed_range(seeds)})"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Is it better? One plain sentence, and what has to be said beside it.
 
 Better or worse is only what the 95 % interval leaves no doubt about, in every headline: a policy that wins
-the mean and loses the tail is not better but mixed, and the sentence says where it loses.
+the mean and loses the tail is not better but mixed, and the sentence says where it loses. And a policy that
+is no better than one of the others, which may need no training at all, is not simply better either.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pointsman.evaluation.bootstrap import LEVEL, MIN_SEEDS, Ratio
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Verdict
-from pointsman.report.evaluation import EvaluationReport
-from pointsman.report.tables import HEADERS, change, direction, does, listed, seed_range
+from pointsman.report.tables import HEADERS, change, direction, does, listed, samples_text
+
+if TYPE_CHECKING:
+    from pointsman.report.evaluation import EvaluationReport
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 MAX_NAMED = 4  # places where it is worse; the others are counted
@@ -55,10 +59,13 @@ def verdict_of(report: EvaluationReport) -> Verdict:
     is_told = not any(math.isnan(ratio.low) for ratio in report.geometric_means[main].values())
     tone, sentence = first.tone, _sentence(report.policy, main, first)
     beaten_by = [other for other in others if standings[other].tone == WORSE]
+    matched_by = [other for other in others if standings[other].tone == UNCLEAR]
     if tone == BETTER and beaten_by:
         tone, sentence = UNCLEAR, f"{sentence} But {listed(beaten_by)} {does(beaten_by)} better."
-    if len(report.base.seeds) < 2 and not is_told:
-        sentence = f"One seed cannot tell whether {report.policy} beats {main}: {_changes(first.unclear)}."
+    elif tone == BETTER and matched_by:
+        tone, sentence = UNCLEAR, f"{sentence} But it is not clearly better than {listed(matched_by)}."
+    if report.base.num_samples < 2 and not is_told:
+        sentence = f"One run cannot tell whether {report.policy} beats {main}: {changes_text(first.unclear)}."
     details = [_others({other: standings[other] for other in others})] if others else []
     details += _exceptions(report, main)
     details.append(_throughput(report, main))
@@ -69,21 +76,21 @@ def verdict_of(report: EvaluationReport) -> Verdict:
 def _sentence(policy: str, main: str, found: Standing) -> str:
     if found.is_mixed:
         return (
-            f"{policy} beats {main} on {_changes(found.better)}, but is worse on {_changes(found.worse)}."
-            + _unclear(found)
+            f"{policy} beats {main} on {changes_text(found.better)}, but is worse on "
+            f"{changes_text(found.worse)}.{_unclear(found)}"
         )
     if found.better:
-        return f"{policy} beats {main}: {_changes(found.better)}.{_unclear(found)}"
+        return f"{policy} beats {main}: {changes_text(found.better)}.{_unclear(found)}"
     if found.worse:
-        return f"{policy} is worse than {main}: {_changes(found.worse)}.{_unclear(found)}"
-    return f"{policy} is not clearly better than {main}: {_changes(found.unclear)}."
+        return f"{policy} is worse than {main}: {changes_text(found.worse)}.{_unclear(found)}"
+    return f"{policy} is not clearly better than {main}: {changes_text(found.unclear)}."
 
 
 def _unclear(found: Standing) -> str:
-    return f" No clear difference in {_changes(found.unclear)}." if found.unclear else ""
+    return f" No clear difference in {changes_text(found.unclear)}." if found.unclear else ""
 
 
-def _changes(ratios: Mapping[str, Ratio]) -> str:
+def changes_text(ratios: Mapping[str, Ratio]) -> str:
     texts = (f"{HEADERS[metric]} {change(ratio)}" for metric, ratio in ratios.items())
     return ", ".join(text.replace(" ", NO_BREAK) for text in texts)
 
@@ -92,9 +99,9 @@ def _others(standings: Mapping[str, Standing]) -> str:
     groups: dict[str, list[str]] = {}
     for other, found in standings.items():
         if found.is_mixed:
-            key, name = "mixed against", f"{other} (worse: {_changes(found.worse)})"
+            key, name = "mixed against", f"{other} (worse: {changes_text(found.worse)})"
         elif found.tone == WORSE:
-            key, name = "worse than", f"{other} ({_changes(found.worse)})"
+            key, name = "worse than", f"{other} ({changes_text(found.worse)})"
         else:
             key, name = ("better than" if found.better else "no clear difference from"), other
         groups.setdefault(key, []).append(name)
@@ -109,7 +116,7 @@ def _exceptions(report: EvaluationReport, main: str) -> list[str]:
     for one in report.comparisons:
         worse = standing(one.ratios_between(report.policy, main), report.base.headlines).worse
         if worse:
-            found.append(f"{one.name} ({_changes(worse)})")
+            found.append(f"{one.name} ({changes_text(worse)})")
     if not found:
         return [f"In no scenario is a headline clearly worse than {main}'s."]
     rest = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
@@ -123,10 +130,11 @@ def _throughput(report: EvaluationReport, main: str) -> str:
 
 
 def _basis(report: EvaluationReport) -> str:
-    seeds, count = report.base.seeds, len(report.comparisons)
+    count = len(report.comparisons)
     where = report.comparisons[0].name if count == 1 else f"{count} scenarios (geometric means)"
-    few = f" Fewer than {MIN_SEEDS} seeds: intervals are too narrow." if len(seeds) < MIN_SEEDS else ""
+    is_few = report.base.num_samples < MIN_SEEDS
+    few = f" Fewer than {MIN_SEEDS}: intervals are too narrow." if is_few else ""
     return (
-        f"On {where}, {len(seeds)} seeds ({seed_range(seeds)}) that nothing was trained or selected on; "
+        f"On {where}, {samples_text(report.comparisons)} that nothing was trained or selected on; "
         f"in brackets {LEVEL * 100:.0f} % intervals.{few}"
     )

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from pointsman.errors import InputError
 from pointsman.router.config import Backend, Settings
+from pointsman.router.epp.status import StatusOnly
 from pointsman.router.http.address import server_url
 from pointsman.router.http.listening import listen, port_of
 from pointsman.router.http.tls import CERT
@@ -22,6 +23,8 @@ from pointsman.router.processes.linking import Follower, Leader
 from pointsman.router.processes.workers import Seat
 from pointsman.router.replicas.discovery import Discovery, Source
 from pointsman.router.server import Parts, Router
+from pointsman.router.store.address import StoreAddress
+from pointsman.router.telemetry.metrics import Sharing
 from pointsman.router.telemetry.recording import Recorder, new_recording
 from pointsman.routing.books import Books
 from pointsman.routing.decider import Decider, DeciderSource
@@ -29,8 +32,21 @@ from pointsman.routing.policy import PolicySpec, lacking
 from pointsman.routing.sharing import SharedBooks
 from pointsman.spec import parse_spec
 
+if TYPE_CHECKING:
+    from pointsman.router.epp.picker import Picker
+    from pointsman.router.store.link import StoreLink
+
 _GC_THRESHOLD = 50_000
 _INFORMED_S = 5.0
+
+
+@dataclass(frozen=True)
+class PickerPort:
+    """Where Envoy asks; the port for clients then shows the state of the picker, and carries nothing."""
+
+    host: str
+    port: int
+    tls: tuple[Path, Path | None] | None = None  # files of the certificate and its key
 
 
 @dataclass(frozen=True)
@@ -45,16 +61,21 @@ class Options:
     record: Path | None
     logs_requests: bool
     settings: Settings
+    share: StoreAddress | None = None
+    picker: PickerPort | None = None
 
 
-def live_books(settings: Settings, seat: Seat | None = None) -> tuple[Books, DeciderSource]:
-    """The signal table of this process, and policies at work on it."""
+def live_books(
+    settings: Settings, seat: Seat | None = None, is_shared: bool = False
+) -> tuple[Books, DeciderSource]:
+    """The signal table of this process, and policies at work on it. `is_shared`: with other routers."""
     prefix_bytes = settings.prefix_index_mib << 20
-    if seat is None:
-        books = Books(prefix_bytes=prefix_bytes)
+    if seat is not None:
+        books = Books(shared=seat.shared_books(), index=seat.index, prefix_bytes=prefix_bytes)
+    elif is_shared:
+        books = Books(shared=SharedBooks(None, 2), prefix_bytes=prefix_bytes)  # ours, and that of all others
     else:
-        shared = SharedBooks(seat.books, seat.count)
-        books = Books(shared=shared, index=seat.index, prefix_bytes=prefix_bytes)
+        books = Books(prefix_bytes=prefix_bytes)
 
     def decider(policy: str) -> Decider:
         return Decider(books, policy, max_hold_s=settings.holding.max_hold_s)
@@ -71,7 +92,8 @@ async def serve_forever(
     """
     settings = options.settings
     public, private = options.ports.check()
-    books, deciders = live_books(settings, seat)
+    leads = seat is None or seat.leads
+    books, deciders = live_books(settings, seat, options.share is not None)
     recorder = _recorder(options, seat)
     parts = Parts(
         books=books,
@@ -91,15 +113,21 @@ async def serve_forever(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    if seat is None or seat.leads:
+    if leads:
         control: _Leading | _Following = _Leading(options, router, private, seat)
     else:
+        assert seat is not None
         control = _Following(router, seat)
+    link = store_link(options.share, router) if options.share is not None and leads else None
     with _can_listen("--admin-port", private):
         await control.start()
     with _can_listen("--port", public):
         port = public.port if seat is None else seat.port
-        port = await router.start(public.host, port, seat is not None, public.tls)
+        service = StatusOnly(router.proxy) if options.picker is not None else None
+        port = await router.start(public.host, port, seat is not None, public.tls, service)
+    picker, picker_port = await _start_picker(options.picker, router)
+    if link is not None:
+        link.start()
     # What is there now stays; what a request leaves behind is freed by counting references.
     gc.collect()
     gc.freeze()
@@ -109,7 +137,11 @@ async def serve_forever(
         seat.ready.touch()
     if control.admin_url is not None:
         about = f"policy {options.policy}, {len(router.registry)} servers"
-        say(f"listening on {public.url(port)}/v1, {about}")
+        if options.picker is None:
+            say(f"listening on {public.url(port)}/v1, {about}")
+        else:
+            say(f"picking on {options.picker.host}:{picker_port}, {about}")
+            say(f"metrics on {public.url(port)}/metrics")
         say(f"admin on {control.admin_url}/admin/replicas, live page on {control.admin_url}/dashboard")
         for warning in _warnings(options, router, private):
             say(f"warning: {warning}")
@@ -117,9 +149,24 @@ async def serve_forever(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
     control.stop()
+    if picker is not None:
+        picker.stop()
     await router.stop()
+    if picker is not None:
+        await picker.close()
+    if link is not None:
+        await link.stop()
     if recorder is not None:
         recorder.close()
+
+
+async def _start_picker(wanted: PickerPort | None, router: Router) -> tuple[Picker | None, int]:
+    if wanted is None:
+        return None, 0
+    from pointsman.router.epp.picker import Picker
+
+    picker = Picker(router, wanted.host, wanted.port, wanted.tls)
+    return picker, await picker.start()
 
 
 class _Leading:
@@ -175,6 +222,20 @@ class _Following:
 
     def stop(self) -> None:
         self._running.cancel()
+
+
+def store_link(address: StoreAddress, router: Router) -> StoreLink:
+    """What shares the books of this router with others."""
+    from pointsman.router.store.link import StoreLink
+
+    books, registry = router.books, router.registry
+    assert books.shared is not None
+    state = router.metrics.sharing = Sharing()
+
+    def share_a_line(model: str | None, other: str | None) -> bool:
+        return registry.without(model) == registry.without(other)
+
+    return StoreLink(address, books.shared, books.index, router.dispatcher, share_a_line, state, router.log)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TextIO
 
 from pointsman.router.config import Backend, Settings
 from pointsman.router.http.listening import listen, port_of
+from pointsman.router.http.service import Service
 from pointsman.router.keys import Keys
 from pointsman.router.logs import Log
 from pointsman.router.replicas.health import HealthWatch
@@ -50,6 +51,7 @@ class Parts:
 class Router:
     def __init__(self, parts: Parts, settings: Settings, backends: Sequence[Backend] = ()) -> None:
         self.settings = settings
+        self.books = parts.books
         self.log = Log(parts.log_to, has_requests=parts.logs_requests)
         self._metrics = Metrics()
         self.registry = Registry(parts.books, settings, parts.backend_ca)
@@ -96,12 +98,17 @@ class Router:
         return self._metrics
 
     async def start(
-        self, host: str, port: int, shares_port: bool = False, tls: ssl.SSLContext | None = None
+        self,
+        host: str,
+        port: int,
+        shares_port: bool = False,
+        tls: ssl.SSLContext | None = None,
+        service: Service | None = None,
     ) -> int:
-        """Returns the port, which was free to choose if 0 was given."""
+        """Returns the port, which was free to choose if 0 was given. `service`: in place of the proxy."""
         await self.watch.check_all()
         self._server = await listen(
-            self.proxy, self.settings.limits, host, port, tls, shares_port=shares_port
+            service or self.proxy, self.settings.limits, host, port, tls, shares_port=shares_port
         )
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
         return port_of(self._server)

@@ -395,7 +395,7 @@ class Books:
 
 def _prefix_index(num_bytes: int, shared: SharedBooks | None, process: int) -> PrefixIndex:
     num_sets = num_sets_in(num_bytes, NUM_COLUMNS)
-    if shared is None:
+    if shared is None or shared.prefixes is None:
         return PrefixIndex(num_sets, NUM_COLUMNS)
     return PrefixIndex(
         num_sets, NUM_COLUMNS, path=shared.prefixes, num_processes=len(shared), process=process

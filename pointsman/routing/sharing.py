@@ -1,18 +1,20 @@
-"""Books that several processes of one router share.
+"""Books that several processes of one router share, and what other routers have told it.
 
 Every process writes a book of its own, the signal table of what it sent, into memory that all can see. Who
 decides adds what the others have outstanding to its own. Nobody waits for anybody: a book has one writer, and
 numbers of eight bytes are read whole. A book has a version, which is odd while it is laid out anew because
 replicas came or went; whoever has read it looks again whether it still has the same.
+
+A book may also stand for all that other routers have outstanding, as they tell it over a network.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,15 +40,26 @@ _KEYS_AT, _SIGNALS_AT = (int(BOOK.fields[name][1]) for name in ("keys", "signals
 _SIZE = BOOK.itemsize
 
 
+class Book(NamedTuple):
+    """A copy of a book."""
+
+    keys: NDArray[np.int64]  # [R] digests of the replicas' names
+    signals: NDArray[np.float64]  # [NUM_SIGNALS, R]
+
+
 class SharedBooks:
     """The books of all processes, in a file that each of them maps."""
 
-    def __init__(self, path: Path, count: int) -> None:
-        """The file is made by whoever comes first."""
-        self.prefixes = path.with_name(f"{path.name}-prefixes")  # the file of the index (prefixes.py)
-        with path.open("a+b") as file:
-            file.truncate(count * BOOK.itemsize)
-            self._memory = mmap.mmap(file.fileno(), count * BOOK.itemsize)
+    def __init__(self, path: Path | None, count: int) -> None:
+        """The file is made by whoever comes first; without one, the books are of this process alone."""
+        self.prefixes: Path | None = None  # the file of the index (prefixes.py)
+        if path is None:
+            self._memory = mmap.mmap(-1, count * BOOK.itemsize)
+        else:
+            self.prefixes = path.with_name(f"{path.name}-prefixes")
+            with path.open("a+b") as file:
+                file.truncate(count * BOOK.itemsize)
+                self._memory = mmap.mmap(file.fileno(), count * BOOK.itemsize)
         self._table: NDArray[Any] = np.frombuffer(self._memory, BOOK)
 
     @property
@@ -64,14 +77,47 @@ class SharedBooks:
 
     def place(self, index: int, names: Sequence[str], signals: NDArray[Any]) -> NDArray[Any]:
         """Lay out a process's book for these replicas; -> its signals there, to be written in place."""
+        return self._lay_out(index, np.array([_key(name) for name in names], np.int64), signals)
+
+    def read(self, index: int) -> Book | None:
+        """A copy of a book; None while it is laid out anew."""
+        book = self._table[index]
+        version, count = int(book["version"]), int(book["num_replicas"])
+        keys = book["keys"][:count].copy()
+        signals = book["signals"][: NUM_SIGNALS * count].reshape(NUM_SIGNALS, count).copy()
+        return Book(keys, signals) if version % 2 == 0 and version == int(book["version"]) else None
+
+    def write(self, index: int, book: Book) -> None:
+        """Make a book say this; its layout changes only if its replicas do."""
+        present = self._table[index]
+        count = len(book.keys)
+        if count != present["num_replicas"] or (present["keys"][:count] != book.keys).any():
+            self._lay_out(index, book.keys, book.signals)
+        else:
+            present["signals"][: book.signals.size] = book.signals.ravel()
+
+    def _lay_out(self, index: int, keys: NDArray[Any], signals: NDArray[Any]) -> NDArray[Any]:
         book = self._table[index : index + 1]
         book["version"] += 1
-        book["num_replicas"] = len(names)
-        book["keys"][0, : len(names)] = [_key(name) for name in names]
+        book["num_replicas"] = len(keys)
+        book["keys"][0, : len(keys)] = keys
         placed: NDArray[Any] = book["signals"][0, : signals.size].reshape(signals.shape)
         placed[:] = signals
         book["version"] += 1
         return placed
+
+
+def combined(books: Iterable[Book], keys: NDArray[np.int64]) -> Book:
+    """One book about the replicas of these keys, as `add_book` would put them together."""
+    signals = np.zeros((NUM_SIGNALS, len(keys)))
+    summed, measured = np.array(SUMMED_ROWS), np.array(MEASURED_ROWS)
+    for book in books:
+        _, ours, theirs = np.intersect1d(keys, book.keys, assume_unique=True, return_indices=True)
+        signals[np.ix_(summed, ours)] += book.signals[np.ix_(summed, theirs)]
+        known = signals[np.ix_(measured, ours)]
+        taken_over = np.where(known == 0.0, book.signals[np.ix_(measured, theirs)], known)
+        signals[np.ix_(measured, ours)] = taken_over
+    return Book(keys, signals)
 
 
 def _key(name: str) -> int:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,10 @@ def look_up(text: str, heuristics: Sequence[str]) -> dict[str, Any]:
         return {"kind": LEARNED, "name": DEFAULT, "checkpoint": DEFAULT_CHECKPOINT}
     path = Path(text).expanduser()
     if not text or not (is_path(text) or path.exists()):
+        near = difflib.get_close_matches(text, (*heuristics, DEFAULT), n=1)
         known = f"known: {', '.join(heuristics)}, {DEFAULT}; or give a path"
-        raise InputError("policy.kind", text, "unknown policy", known)
+        remedy = f"did you mean {near[0]!r}?" if near else known
+        raise InputError("policy.kind", text, "unknown policy", remedy)
     if not path.exists():
         raise InputError("policy.kind", text, "no such file", "check the path")
     if path.suffix in _YAML:

@@ -45,6 +45,7 @@ FIRST_COLUMNS = (
 )
 
 NEWS = "news.txt"
+FINISHED = "finished.json"  # of a run that reached its end
 
 Row = Mapping[str, float]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PATIENCE_S = 600.0  # an evaluation on rank 0 may take minutes; a rank that hangs longer will not come back
-GRACE_S = 2.0  # for a rank to notice that rank 0 has ended
+GRACE_S = 1.0  # for a rank to notice that rank 0 has ended
 BUFFER_FLOATS = 1 << 17  # larger arrays are averaged in pieces
 
 V = TypeVar("V")

@@ -7,6 +7,7 @@ progress.csv, tensorboard/          the curves, one row an update
 news.txt                            interventions and alerts, a line each, if there were any
 evaluation.json                     the evaluations: first, best, last; and how the warm start went
 stopped.json                        why the run ended by itself before its end, if it did
+finished.json                       after how much, if it reached its end
 headroom.json                       what heuristics earn of the reward, looked at before training
 checkpoints/last.safetensors        the policy at the last checkpoint
 checkpoints/best.safetensors        the policy with the highest eval_score
@@ -21,8 +22,8 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,10 +42,11 @@ from pointsman.training.config import TrainConfig, load_train_config, to_yaml, w
 from pointsman.training.exploration import Event
 from pointsman.training.files import read_state, write_state
 from pointsman.training.headroom import Headroom, find_headroom
-from pointsman.training.logs import Curves, Row
+from pointsman.training.logs import FINISHED, Curves, Row
 from pointsman.training.ranks import started
 from pointsman.training.safety import Alert
 from pointsman.training.state import TrainerState
+from pointsman.training.stopping import CompileClock, StopSwitch
 from pointsman.training.trainer import Outlook, train
 
 NUM_HEADROOM_ENVS = 32
@@ -79,24 +81,25 @@ class Result(NamedTuple):
     is_stopped: bool  # asked to, before the end
     best: dict[str, float]  # metrics of the best evaluation
     last: dict[str, float]
+    num_learned: int  # updates that changed the policy: the first may be the critic's alone
 
 
-def start(
-    config: TrainConfig, folder: Path, show: Show, is_asked_to_stop: Callable[[], bool], command: str = ""
-) -> Result:
+def start(config: TrainConfig, folder: Path, show: Show, stop: StopSwitch, command: str = "") -> Result:
     """Train in a new directory."""
     folder = folder.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         remedy = "name another directory, or go on with --resume"
         raise InputError("--out", str(folder), "exists", remedy)
     with output_dir("--out", folder):
-        return _run(with_rollouts(config), folder, None, show, is_asked_to_stop, command)
+        with stop.cuttable():
+            config = with_rollouts(config)
+        return _run(config, folder, None, show, stop, command)
 
 
 def resume(
     folder: Path,
     show: Show,
-    is_asked_to_stop: Callable[[], bool],
+    stop: StopSwitch,
     command: str = "",
     minutes: float | None = None,
     steps: int | None = None,
@@ -112,7 +115,26 @@ def resume(
     state = newest_state(folder)
     if state is None:
         raise InputError("--resume", str(folder), "has no checkpoint that can be read", "start the run again")
-    return _run(config, folder, state, show, is_asked_to_stop, command)
+    _refuse_finished(config, folder, state)
+    return _run(config, folder, state, show, stop, command)
+
+
+def _refuse_finished(config: TrainConfig, folder: Path, state: TrainerState) -> None:
+    run = config.run
+    if run.steps is not None:
+        is_over = state.values["num_updates"] * run.steps_per_update >= run.steps
+        length = f"{run.steps:,} decisions"
+    else:
+        assert run.minutes is not None
+        elapsed_s = state.values["run"]["elapsed_s"]
+        length = f"{run.minutes:g} min"
+        is_over = elapsed_s >= 60 * run.minutes
+        if (folder / FINISHED).exists():
+            written = load_train_config(folder / "config.yaml").run.minutes
+            is_over = is_over or (written is not None and run.minutes <= written)
+    if is_over:
+        remedy = "nothing is left to do; --minutes or --steps with more than that makes it longer"
+        raise InputError("--resume", str(folder), f"has reached its end ({length})", remedy)
 
 
 def newest_state(folder: Path) -> TrainerState | None:
@@ -128,25 +150,30 @@ def _run(
     folder: Path,
     state: TrainerState | None,
     show: Show,
-    is_asked_to_stop: Callable[[], bool],
+    stop: StopSwitch,
     command: str,
 ) -> Result:
     with ExitStack() as stack:
         stack.enter_context(session(config.env))
-        run = Run(config, folder, state, show, is_asked_to_stop, command)
+        run = Run(config, folder, state, show, stop, command)
         stack.callback(run.close)
         if state is None and config.run.headroom_steps > 0:
-            run.check_headroom()
+            with stop.cuttable():
+                run.check_headroom()
         ranks = stack.enter_context(started(config.run.workers, train, (config, state)))
         trainer = train(ranks, config, state, run)
+        is_stopped = run.is_stopped or trainer.num_updates > run.saved_update  # the last one was cut off
+        if not is_stopped:
+            run.finished()
     return Result(
         folder,
-        trainer.num_updates,
-        trainer.num_decisions,
+        run.saved_update,
+        run.saved_update * config.run.steps_per_update,
         run.elapsed_s(),
-        run.is_stopped,
+        is_stopped,
         run.best,
         run.last,
+        max(0, run.saved_update - config.ppo.critic_first),
     )
 
 
@@ -159,12 +186,13 @@ class Run:
         folder: Path,
         state: TrainerState | None,
         show: Show,
-        is_asked_to_stop: Callable[[], bool],
+        stop: StopSwitch,
         command: str,
     ) -> None:
         self.config, self.folder, self.show = config, folder, show
-        self._is_asked_to_stop = is_asked_to_stop
+        self._stop = stop
         self._command = command
+        self._compiled = CompileClock()
         self._evaluate: Evaluate = make_evaluate(config.env)
         self._digest = hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16]
         values: dict[str, Any] = {} if state is None else state.values["run"]
@@ -173,7 +201,10 @@ class Run:
         self.best: dict[str, float] = values.get("best", {})
         self.last: dict[str, float] = values.get("last", {})
         self._warm_start: dict[str, float] = values.get("warm_start", {})
-        self._first_update = 0 if state is None else state.values["num_updates"]
+        self._first_update = self.saved_update = 0 if state is None else state.values["num_updates"]
+        self._evaluation_s = self._least_evaluation_s = getattr(self._evaluate, "expected_s", 0.0)
+        self._update_s = 0.0  # how long the last one took
+        self._check_minutes()
         self._headroom: Headroom | None = None
         self._curves: Curves | None = None
         self._watch = LogWatch(folder, severities=("bad",))
@@ -181,20 +212,37 @@ class Run:
         self._outlook = Outlook(0.0, False)
         show.begin(config, folder, self._first_update)
 
+    def cuttable(self) -> AbstractContextManager[None]:
+        return self._stop.cuttable()
+
     def elapsed_s(self) -> float:
-        """How long the run has taken, earlier parts included."""
-        elapsed_s: float = time.monotonic() - self._started
+        """How long the run has taken, earlier parts included, compilation not."""
+        elapsed_s: float = time.monotonic() - self._started - self._compiled.elapsed_s
         return elapsed_s
 
+    def _check_minutes(self) -> None:
+        """Some problems know how long an update and an evaluation take: in real time, for example."""
+        least_s, minutes = getattr(self._evaluate, "least_s", 0.0), self.config.run.minutes
+        if minutes is not None and 60 * minutes < least_s:
+            problem = f"an update and an evaluation take about {least_s / 60:.2g} min"
+            raise InputError("--minutes", minutes, problem, "give more, or shorten env.evaluation")
+
     def outlook(self, num_decisions: int) -> Outlook:
+        """In minutes, the last evaluation is part of the run: there is no time for an update that would end
+        much too late for it."""
         run = self.config.run
         if run.steps is not None:
             fraction = num_decisions / run.steps
         else:
             assert run.minutes is not None
-            fraction = self.elapsed_s() / (60 * run.minutes)
-        self._outlook = Outlook(fraction, self._is_asked_to_stop())
+            for_updates_s = 60 * run.minutes - self._evaluation_s
+            is_over = self.elapsed_s() + 0.5 * self._update_s >= for_updates_s
+            fraction = 1.0 if is_over else self.elapsed_s() / for_updates_s
+        self._outlook = Outlook(fraction, self._stop.is_pressed)
         return self._outlook
+
+    def finished(self) -> None:
+        self._write(FINISHED, {"update": self.saved_update, "elapsed_s": self.elapsed_s()})
 
     @property
     def is_stopped(self) -> bool:
@@ -205,7 +253,7 @@ class Run:
         """Whether there is anything to gain; shown, and written with the first result."""
         env = make_env(self.config.env, NUM_HEADROOM_ENVS)
         self._headroom = find_headroom(env, self.config.run.headroom_steps, self.config.run.seed)
-        self._started = time.monotonic()  # kernels were compiled meanwhile, perhaps: that is no training
+        self._started = time.monotonic() - self._compiled.elapsed_s
         self.show.headroom(self._headroom)
 
     def prepared(self, metrics: dict[str, float]) -> None:
@@ -214,8 +262,9 @@ class Run:
 
     def evaluate(self, checkpoint: Checkpoint) -> dict[str, float]:
         self._describe(checkpoint)
-        started = time.perf_counter()
+        started, started_s = time.perf_counter(), self.elapsed_s()
         metrics = self._evaluate(checkpoint)
+        self._evaluation_s = max(self.elapsed_s() - started_s, self._least_evaluation_s)
         self.last = {"update": checkpoint.metadata["update"], **metrics}
         if metrics.get("eval_score", -math.inf) > self.best.get("eval_score", -math.inf):
             self.best = self.last
@@ -230,6 +279,7 @@ class Run:
         return {**metrics, "time/eval_s": time.perf_counter() - started}
 
     def record(self, row: dict[str, float], news: Sequence[Event | Alert]) -> None:
+        self._update_s = sum(row.get(f"time/{part}_s", 0.0) for part in ("env", "inference", "update"))
         row = self._append(row, news)
         self.show.row(row)
         for item in news:
@@ -264,12 +314,14 @@ class Run:
             "run": {"elapsed_s": self.elapsed_s(), **self._evaluations()},
         }
         self._save_policy("last", checkpoint, self.last)
+        self.saved_update = update
         checkpoints = self.folder / "checkpoints"
         write_state(checkpoints / f"state-{update:08d}.safetensors", state.arrays, values)
         for path in sorted(checkpoints.glob("state-*.safetensors"))[:-NUM_STATES]:
             path.unlink()
 
     def close(self) -> None:
+        self._compiled.close()
         if self._curves is not None:
             self._curves.close()
 
@@ -297,7 +349,8 @@ class Run:
         (self.folder / "checkpoints").mkdir(exist_ok=True)
         for unfinished in self.folder.rglob(".*.part"):  # of a run that was killed
             unfinished.unlink()
-        (self.folder / "stopped.json").unlink(missing_ok=True)
+        for ended in ("stopped.json", FINISHED):
+            (self.folder / ended).unlink(missing_ok=True)
         text = to_yaml(self.config)
         replace_file(self.folder / "config.yaml", text.encode())
         self._write("schema.json", space_to_json(checkpoint.space))

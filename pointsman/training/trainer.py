@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +45,7 @@ from pointsman.training.ranks import RankError, Ranks
 from pointsman.training.recorded import RecordedEnv
 from pointsman.training.safety import Alert, Monitor, SafetyError
 from pointsman.training.state import TrainerState, restore, save
+from pointsman.training.stopping import CutError
 from pointsman.training.warm_start import Teachers, take_over, warm_start
 
 NUM_RECENT = 100  # episodes whose mean return a row shows: many updates end none
@@ -354,6 +356,10 @@ class Outlook(NamedTuple):
 class Host(Protocol):
     """What rank 0 does beside training."""
 
+    def cuttable(self) -> AbstractContextManager[None]:
+        """In which the run may be cut off by a `CutError`."""
+        ...
+
     def outlook(self, num_decisions: int) -> Outlook: ...
 
     def prepared(self, metrics: dict[str, float]) -> None:
@@ -376,21 +382,28 @@ class Host(Protocol):
 def train(
     ranks: Ranks, config: TrainConfig, state: TrainerState | None = None, host: Host | None = None
 ) -> Trainer:
-    """Train until the host says the run is over. `state` is where to take up; None: from the beginning."""
+    """Train until the host says the run is over. `state` is where to take up; None: from the beginning.
+
+    A run that is cut off ends as it was after its last whole update.
+    """
     assert (host is not None) == (ranks.rank == 0)
+    cuttable = host.cuttable if host else nullcontext
     use_one_thread()
     run = config.run
     trainer = Trainer(config, ranks)
     if state is not None:
         restore(trainer, state)
     else:
-        prepared = trainer.prepare()
+        with cuttable():
+            prepared = trainer.prepare()
         if host and prepared:
             host.prepared(prepared)
-        trainer.judged(ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {}))
-        first = save(trainer)
-        if host:
-            host.save(first, trainer.checkpoint())
+        with cuttable():
+            found = host.evaluate(trainer.checkpoint()) if host else {}
+        trainer.judged(ranks.from_first(found))
+    whole = save(trainer), trainer.checkpoint()
+    if host and state is None:
+        host.save(*whole)
     outlook = ranks.from_first(_outlook(trainer, host))
     while not outlook.is_over:
         fraction_done = outlook.fraction_done
@@ -400,14 +413,19 @@ def train(
             "fraction_done": fraction_done,
         }
         try:
-            metrics, news = trainer.step(fraction_done)
-            row |= metrics
-            outlook = ranks.from_first(_outlook(trainer, host))
-            if trainer.num_updates % run.evaluate_every == 0 or outlook.fraction_done >= 1.0:
-                found = ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {})
-                row |= found
-                news += trainer.judged(found)
+            with cuttable():
+                metrics, news = trainer.step(fraction_done)
+                row |= metrics
+                outlook = ranks.from_first(_outlook(trainer, host))
+                if trainer.num_updates % run.evaluate_every == 0 or outlook.fraction_done >= 1.0:
+                    found = ranks.from_first(host.evaluate(trainer.checkpoint()) if host else {})
+                    row |= found
+                    news += trainer.judged(found)
             alerts = trainer.monitor.check(row, fraction_done)
+        except CutError:
+            assert host is not None
+            host.save(*whole)
+            break
         except (DivergedError, RatioError, RankError, SafetyError) as error:
             if host:
                 host.failed(trainer.buffers.metrics() | row, error)
@@ -415,10 +433,9 @@ def train(
         row |= {"interventions": len(news), "alerts": len(alerts)} | trainer.monitor.metrics()
         if host:
             host.record(row, [*news, *alerts])
-        if trainer.num_updates % run.checkpoint_every == 0 or outlook.is_over:
-            state = save(trainer)
-            if host:
-                host.save(state, trainer.checkpoint())
+        whole = save(trainer), trainer.checkpoint()
+        if host and (trainer.num_updates % run.checkpoint_every == 0 or outlook.is_over):
+            host.save(*whole)
     return trainer
 
 

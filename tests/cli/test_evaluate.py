@@ -81,7 +81,7 @@ def test_suites(cli: Cli, policy: Path) -> None:
 
 def test_own_configuration(cli: Cli, policy: Path, tmp_path: Path) -> None:
     config = config_file(tmp_path, *(f"{i},100,5" for i in range(20)))
-    results = cli("evaluate", policy, "--config", config, "--seeds", 1, *AGAINST, "--json").json
+    results = cli("evaluate", policy, config, "--seeds", 1, *AGAINST, "--json").json
     assert [one["name"] for one in results["comparisons"]] == ["cluster"]
 
 
@@ -93,20 +93,29 @@ def test_a_heuristic_against_itself_and_others(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (("least-wrok",), ("policy.kind = 'least-wrok'", "least-work")),
+        (("least-wrok",), ("policy.kind = 'least-wrok'", "did you mean 'least-work'?")),
         (("absent.yaml",), ("absent.yaml", "no such file")),
+        (("cluster.yaml",), ("is a cluster with its traffic", "`pointsman compare cluster.yaml`")),
         (("random", "--against", "random"), ("--against = 'random'", "is the policy itself")),
         (("random", "--against", "x"), ("'x'", "unknown policy")),
         (("random", "--suite", "some"), ("--suite = 'some'", "generalisation")),
         (("random", "--suite", "all", "--scenario", "mixed"), ("--suite", "--scenario")),
-        (("random", "--config", "a.yaml", "--scenario", "mixed"), ("a.yaml", "--scenario")),
+        (("random", "a.yaml", "--scenario", "mixed"), ("a.yaml", "--scenario")),
         (("random", "--objective", "best"), ("--objective = 'best'", "balanced")),
         (("random", "--set", "seed=3"), ("--set seed", "--seeds")),
         (("random", "--seeds", "0"), ("--seeds = 0",)),
         ((), ("POLICY",)),
     ],
 )
-def test_bad_input(cli: Cli, tmp_path: Path, arguments: tuple[str, ...], texts: tuple[str, ...]) -> None:
+def test_bad_input(
+    cli: Cli,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    texts: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cluster.yaml").write_text("workload: {trace: traffic.csv}\n")
     small = ("--set", "workload.requests=20") if "seed=3" not in arguments else ()
     check(cli("evaluate", *arguments, *small, "--out", tmp_path / "out"), *texts)
     assert not (tmp_path / "out").exists()

@@ -25,6 +25,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_where_it_decides_is_where_it_was_trained(cli: Cli, run: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from pointsman.inference.checkpoint import load_checkpoint, save_checkpoint
+
+    checkpoint = load_checkpoint(run / "checkpoints" / "best.safetensors")
+    path = tmp_path / "code.safetensors"
+    save_checkpoint(path, replace(checkpoint, metadata={"scenarios": ["steady-code"]}))
+    for arguments, scenarios in (((), ["steady-code"]), (("--scenario", "light-chat"), ["light-chat"])):
+        assert cli("explain", path, *arguments, "--decisions", 8, "--json").json["scenarios"] == scenarios
+
+
 def test_what_matters_comes_first(cli: Cli, run: Path) -> None:
     result = cli("explain", run, "--decisions", 64)
     assert (result.status, result.err) == (0, "")

@@ -13,7 +13,16 @@ from .conftest import Cli
 SMALL = (
     *("--steps", 512, "--set", "run.num_envs=16", "--set", "run.rollout_steps=16", "--set", "run.workers=1"),
     *("--set", "env.decisions=60", "--set", "env.warmup_requests=40", "--set", "warm_start.decisions=1024"),
-    *("--set", "run.settle_steps=16", "--set", "run.headroom_steps=4", "--set", "ppo.minibatch_size=128"),
+    *(
+        "--set",
+        "run.settle_steps=16",
+        "--set",
+        "run.headroom_steps=4",
+        "--set",
+        "ppo.critic_first=0",
+        "--set",
+        "ppo.minibatch_size=128",
+    ),
     *("--set", "network.width=8", "--set", "env.evaluation.seeds=2"),
 )
 

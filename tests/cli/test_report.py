@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import webbrowser
 from pathlib import Path
@@ -51,6 +52,21 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[1]))
         return train(FAKE, tmp_path_factory.mktemp("fake"))
+
+
+def test_a_run_that_gained_nothing_is_not_green(cli: Cli, fake: Path, tmp_path: Path) -> None:
+    """Whatever the policy it started from is worth."""
+    folder = shutil.copytree(fake, tmp_path / "clone")
+    evaluations = json.loads((folder / "evaluation.json").read_text())
+    best = evaluations["best"] | {"update": 0, "eval_score": 5.0, "eval_mean_return": 5.0}
+    best |= {f"eval_block{k}_return": 5.0 + k / 100 for k in range(4)}
+    (folder / "evaluation.json").write_text(json.dumps(evaluations | {"best": best}))
+    verdict = cli("report", folder, "--json").json["verdict"]
+    assert verdict["tone"] == "unclear"
+    assert (
+        verdict["sentence"] == "Training gained nothing: the best policy of clone is the one it started from."
+    )
+    assert verdict["details"][0].startswith("clone beats first")
 
 
 @pytest.fixture

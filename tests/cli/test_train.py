@@ -64,7 +64,26 @@ def test_options_reach_the_configuration(cli: Cli, config: Path, tmp_path: Path)
 
 def test_a_run_of_minutes_ends_in_time(cli: Cli, config: Path, tmp_path: Path) -> None:
     result = cli("train", config, "--out", tmp_path / "run", "--minutes", 0.02, "--json")
-    assert 1.2 <= result.json["elapsed_s"] < 60  # of which compilation may take most
+    assert 0.6 <= result.json["elapsed_s"] < 30  # of an update, at most half would have been too late
+    again = cli("train", "--resume", tmp_path / "run")
+    assert again.status == 2 and "has reached its end (0.02 min); nothing is left to do" in again.err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--minutes", 1e-6), "no update was made"),
+        (("--set", "ppo.critic_first=2"), "2 updates were made, in which only the critic learns"),
+    ],
+)
+def test_a_run_that_learned_nothing_is_no_success(
+    cli: Cli, config: Path, options: tuple[object, ...], why: str
+) -> None:
+    result = cli("train", config, *options)
+    assert result.status == 1
+    line = result.err.splitlines()[-1]
+    assert line.startswith(f"error: nothing was learned: {why}")
+    assert line.endswith("pointsman train --resume runs/fake-1 --minutes M")
 
 
 def test_a_diverging_run_ends_with_status_1_and_keeps_what_was_good(
@@ -79,19 +98,27 @@ def test_a_diverging_run_ends_with_status_1_and_keeps_what_was_good(
     assert line.endswith(f"kept: update 0, {out}/checkpoints/last.safetensors")
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(cli: Cli, config: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_at_once_and_says_how_to_go_on(cli: Cli, config: Path, tmp_path: Path) -> None:
+    """In the middle of an update that would take a minute."""
     out = tmp_path / "run"
     handler = signal.getsignal(signal.SIGINT)
 
+    asked_at: list[float] = []
+
     def interrupt() -> None:
-        while not (out / "progress.csv").exists():
+        while not (out / "checkpoints" / "state-00000000.safetensors").exists():
             time.sleep(0.01)
+        time.sleep(0.3)
+        asked_at.append(time.process_time())
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    result = cli("train", config, "--out", out, "--steps", 512 * 10_000)
+    long_update = ("--set", "run.num_envs=256", "--set", "run.rollout_steps=4000")
+    result = cli("train", config, "--out", out, "--steps", 512 * 10_000, *long_update)
+    assert time.process_time() - asked_at[0] < 1.5  # of processor time: others may use this machine, too
     assert result.status == 130
-    assert "stopping after this update" in result.err
+    assert not (out / "progress.csv").exists()
+    assert "stopping…" in result.err
     assert result.err.splitlines()[-1].endswith(f"to go on: pointsman train --resume {out}")
     assert signal.getsignal(signal.SIGINT) is handler
 

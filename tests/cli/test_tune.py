@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -59,8 +60,26 @@ def test_several_situations_and_another_objective(cli: Cli) -> None:
 
 def test_own_configuration(cli: Cli, tmp_path: Path) -> None:
     config = config_file(tmp_path, *(f"{i / 5},{100 + 50 * (i % 7)},5" for i in range(60)))
-    made = cli("tune", config, "--decisions", 2000, "--json").json["made"]
-    assert made["situations"] == ["cluster"]
+    out = tmp_path / "tuned.yaml"
+    result = cli("tune", config, "--decisions", 2000, "--out", out)
+    made = yaml.safe_load(out.read_text())["made"]
+    assert (made["situations"], made["sources"]) == (["cluster"], [str(config)])
+    # A trace has parts, not seeds; what is kept of it is where the policy is judged by default.
+    assert made["searched"] == "requests 1 to 36 of trace.csv"
+    assert made["checked"] == "requests 37 to 48 of trace.csv"
+    printed = " ".join(result.out.split())
+    assert "on cluster, requests 37 to 48 of trace.csv, which the search did not see." in printed
+    assert "seeds" not in printed + result.err
+    assert f"judge it on requests 49 to 60 of trace.csv: pointsman evaluate {out}" in result.err
+    (judged,) = cli("evaluate", out, "--against", "random", "--json").json["comparisons"]
+    assert judged["name"] == "cluster" and "80 to 100 % of trace.csv" in judged["what"]
+    config.unlink()
+    gone = cli(
+        "evaluate", out, "--against", "random", "--seeds", 1, "--set", "workload.requests=50", "--json"
+    )
+    assert gone.json["comparisons"][0]["name"] == "steady-chat"
+    (warning,) = gone.json["warnings"]
+    assert warning.endswith(f"was made for {config}, which is not there; judged on steady-chat instead")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +105,26 @@ def test_bad_input(cli: Cli, tmp_path: Path, arguments: tuple[str, ...], texts: 
 
 def test_outputs_are_checked_before_anything_is_simulated(cli: Cli, tmp_path: Path) -> None:
     check(cli("tune", "--out", tmp_path), "--out", "is a directory")
+
+
+def test_ctrl_c_keeps_the_best_so_far(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, calls = module.Bench.scores, iter(range(4))
+
+    def until_interrupted(self: module.Bench, *arguments: Any) -> Any:
+        if next(calls) == 3:  # the starts, and two generations
+            raise KeyboardInterrupt
+        return scores(self, *arguments)
+
+    monkeypatch.setattr(module.Bench, "scores", until_interrupted)
+    out = tmp_path / "p.yaml"
+    options = ("--decisions", 10_000_000, "--set", "workload.requests=100")
+    result = cli("tune", *options, "--out", out)
+    assert result.status == 130
+    assert result.err.endswith("interrupted: the best so far, which nothing has checked yet\n")
+    made = yaml.safe_load(out.read_text())["made"]
+    assert (made["generations"], made["checked"]) == (2, None)
+    assert made["cost_ratio_to_least_outstanding"] is None
+    assert cli("simulate", *options[2:], "--set", f"policy.kind={out}").status == 0
 
 
 def test_ctrl_c_leaves_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,8 +86,9 @@ def test_geometric_means(comparison: Comparison) -> None:
 
 def test_default_policies_need_nothing() -> None:
     plain = prepare(configs()[0])
-    kinds = [spec.kind for spec in choose_policies(None, "least-outstanding", plain)]
-    assert kinds == [name for name in HEURISTICS if name not in ("linear-score", "session-affinity")]
+    names = [spec.label for spec in choose_policies(None, "least-outstanding", plain)]
+    heuristics = [name for name in HEURISTICS if name not in ("linear-score", "session-affinity")]
+    assert names == [*heuristics, "default"], "the policy of this package is one of them"
     with_sessions = prepare(configs("workload.sessions=5")[0])
     kinds = [spec.kind for spec in choose_policies(None, "least-outstanding", with_sessions)]
     assert "session-affinity" in kinds and "linear-score" not in kinds

@@ -83,7 +83,7 @@ def test_a_recorded_trace_with_a_request_too_long(cli: Cli, servers: list[str], 
     ]
     (tmp_path / "traffic.jsonl").write_text("\n".join(map(json.dumps, recorded)))
     (tmp_path / "mine.yaml").write_text("workload: {trace: {path: traffic.jsonl}}\n")
-    options = ("--config", tmp_path / "mine.yaml", "--seeds", 2, "--json")
+    options = (tmp_path / "mine.yaml", "--seeds", 2, "--json")
     result = cli("evaluate", "random", "--live", servers[0], *options)
     assert result.status == 0, result.err
     assert "1 of 5 requests are cut to the servers' 8192 tokens" in result.err

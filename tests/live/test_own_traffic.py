@@ -22,7 +22,7 @@ SMALL = (
     *("--steps", 1024, "--set", "run.num_envs=16", "--set", "run.rollout_steps=32", "--set", "run.workers=1"),
     *("--set", "env.decisions=128", "--set", "env.warmup_requests=50", "--set", "warm_start.decisions=6000"),
     *("--set", "warm_start.smoothing=0.02", "--set", "run.settle_steps=32", "--set", "run.headroom_steps=0"),
-    *("--set", "ppo.minibatch_size=256", "--set", "network.width=16"),
+    *("--set", "ppo.critic_first=0", "--set", "ppo.minibatch_size=256", "--set", "network.width=16"),
 )
 
 
@@ -72,7 +72,7 @@ def test_from_a_recording_to_a_policy_that_serves(
     assert trained.status == 0, trained.err
     assert "traffic.jsonl: training by requests 1 to 288" in trained.err
 
-    judge = ("evaluate", "runs/mine", "--config", mine, "--against", "round-robin", "--json")
+    judge = ("evaluate", "runs/mine", mine, "--against", "round-robin", "--json")
     predicted = cli(*judge)
     assert predicted.status == 0, predicted.err
     live = [part for url in servers for part in ("--live", url)]

@@ -102,6 +102,15 @@ def test_a_run_from_start_to_report(cli: Cli, servers: list[str], tmp_path: Path
     assert cli("diagnose", run).status in (0, 1)
 
 
+def test_minutes_too_few_for_one_evaluation_are_refused(cli: Cli, servers: list[str], tmp_path: Path) -> None:
+    """At 60 requests/s: 32 of an evaluation, and 16 decisions that are half of the requests."""
+    options = [*live_options(servers), "--out", tmp_path / "run", *set_options(*SHORT)]
+    result = cli("train", *options, "--minutes", 0.01)
+    assert result.status == 2
+    assert "--minutes = 0.01: an update and an evaluation take about 0.018 min; give more" in result.err
+    assert not (tmp_path / "run").exists()
+
+
 class Server(BaseHTTPRequestHandler):
     """Answers with one token."""
 

@@ -37,7 +37,10 @@ def make_comparison(
         policies=tuple(PolicySpec(kind=policy) for policy in values),
         baseline=baseline,
         metrics={
-            policy: {metric: np.array(row, float) for metric in {*HEADLINES, *HEADERS, *METRICS} - {COST}}
+            policy: {
+                metric: np.array(row, float)
+                for metric in {*HEADLINES, *HEADERS, *METRICS, "ttft_square_mean_s2"} - {COST}
+            }
             for policy, row in values.items()
         },
         curves=curves,

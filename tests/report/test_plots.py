@@ -21,9 +21,25 @@ def test_curves_show_the_tail_and_the_policy_on_top() -> None:
     assert figure.x.is_log and figure.y.is_log
     for line in lines:
         assert min(line.y) <= 100 * 2 / 2000, "one of 2,000 requests is seen"
-        assert figure.x.low < max(line.x) < figure.x.high
+        assert figure.x.low < max(line.x) < figure.x.high, "the policy on top is never cut"
         assert figure.y.low < min(line.y)
     assert lines[-1].name == "random" and lines[-1].width == max(line.width for line in lines)
+
+
+def test_one_hopeless_policy_does_not_flatten_the_others() -> None:
+    fine = [f"p{number}" for number in range(4)]
+    one = make_comparison({"least-outstanding": [2.0] * 3, "random": [2000.0] * 3})
+    curve, hopeless = (one.curves[name]["ttft"].survival() for name in ("least-outstanding", "random"))
+    figure = survival_figure({**dict.fromkeys(fine, curve), "random": hopeless}, "p0", "TTFT", "s")
+    assert max(curve[0]) < figure.x.high < max(hopeless[0]) / 10
+    assert "Beyond the right edge: random (" in figure.note
+
+    ratios = {name: Ratio(0.8, 0.7, 0.9) for name in fine} | {"random": Ratio(66.0, 60.0, 70.0)}
+    figure = change_figure(ratios, "base", "TTFT mean")
+    gains = figure.x.share(1.0) - figure.x.share(0.8)
+    assert gains > 0.15, "a sixth of the width for a fifth less, not a twentieth"
+    *bars, cut = (mark for mark in figure.marks if isinstance(mark, Bar))
+    assert cut.label == "×66" and not any(bar.label for bar in bars)
 
 
 def test_bars_span_from_no_change_to_the_ratio() -> None:

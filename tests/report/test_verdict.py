@@ -53,8 +53,15 @@ def test_one_seed_cannot_tell() -> None:
     one = EvaluationReport(ComparisonReport([make_comparison(values)], "", 0.0))
     verdict = verdict_of(one)
     assert verdict.tone == UNCLEAR
-    assert verdict.sentence.startswith("One seed cannot tell whether least-work beats least-outstanding")
-    assert "Fewer than 6 seeds" in verdict.details[-1]
+    assert verdict.sentence.startswith("One run cannot tell whether least-work beats least-outstanding")
+    assert "Fewer than 6:" in verdict.details[-1]
+
+
+def test_no_better_than_another_heuristic_is_not_green() -> None:
+    """A policy that only matches late-binding gains nothing that late-binding does not give."""
+    verdict = verdict_of(report(least_work=0.7 * BASE, late_binding=0.7 * BASE * RNG.uniform(0.95, 1.05, 8)))
+    assert verdict.tone == UNCLEAR
+    assert verdict.sentence.endswith("But it is not clearly better than late-binding.")
 
 
 def test_a_lost_tail_is_mixed() -> None:

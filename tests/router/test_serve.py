@@ -122,9 +122,7 @@ def test_the_router_does_not_load_what_it_does_not_need() -> None:
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is compiled, and garbage is collected as before."""
     books = FakeBooks()
-    monkeypatch.setattr(
-        router_main, "live_books", lambda settings, seat: (books, lambda name: FakeDecider(books))
-    )
+    monkeypatch.setattr(router_main, "live_books", lambda *about: (books, lambda name: FakeDecider(books)))
     monkeypatch.setattr(router_main.gc, "freeze", lambda: None)
     threshold = router_main.gc.get_threshold()
     yield

@@ -7,6 +7,7 @@ The best reward is minus the smallest cost; a random policy gets about -1/2 or w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -165,6 +166,9 @@ class MemoryHost:
         self.rows: list[dict[str, float]] = []
         self.news: list[Event | Alert] = []
         self.states: list[TrainerState] = []
+
+    def cuttable(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def outlook(self, num_decisions: int) -> Outlook:
         assert self.config.run.steps is not None

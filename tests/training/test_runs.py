@@ -26,6 +26,7 @@ from pointsman.training import runs
 from pointsman.training.config import TrainConfig, load_train_config, to_yaml
 from pointsman.training.files import read_state, write_state
 from pointsman.training.networks import build_network
+from pointsman.training.stopping import CompileClock, CutError, StopSwitch
 
 from .fakes import FakeEnv, FakeSpec, fake_config
 
@@ -60,11 +61,11 @@ def fake_arrays() -> dict[str, Any]:
 
 
 def start(config: TrainConfig, folder: Path) -> runs.Result:
-    return runs.start(config, folder, Silent(), lambda: False, "pointsman train …")
+    return runs.start(config, folder, Silent(), StopSwitch(), "pointsman train …")
 
 
 def resume(folder: Path, **options: Any) -> runs.Result:
-    return runs.resume(folder, Silent(), lambda: False, "pointsman train --resume", **options)
+    return runs.resume(folder, Silent(), StopSwitch(), "pointsman train --resume", **options)
 
 
 def policy(folder: Path, name: str = "last") -> dict[str, bytes]:
@@ -185,6 +186,91 @@ def test_stopped_on_request_and_resumed_is_the_same_too(whole: Path, tmp_path: P
     assert curves(folder) == curves(whole)
 
 
+class CutAtUpdate(Silent):
+    """Presses the switch in the middle of an update, as a signal does."""
+
+    def __init__(self, update: int, switch: StopSwitch) -> None:
+        self._update, self._switch = update, switch
+
+    def row(self, row: Any) -> None:
+        if row["update"] == self._update:
+            self.before = FakeEnv.step
+            switch, before = self._switch, self.before
+
+            def step(env: FakeEnv, actions: Any) -> Any:
+                FakeEnv.step = before  # type: ignore[method-assign]
+                switch.press()
+
+            FakeEnv.step = step  # type: ignore[assignment,method-assign]
+
+
+def test_cut_in_the_middle_of_an_update_is_the_same_too(whole: Path, tmp_path: Path) -> None:
+    folder, stop = tmp_path / "cut", StopSwitch()
+    result = runs.start(CONFIG, folder, CutAtUpdate(6, stop), stop)
+    assert (result.update, result.is_stopped) == (6, True)
+    assert not (folder / "finished.json").exists()
+    state = runs.newest_state(folder)
+    assert state is not None and state.values["num_updates"] == len(curves(folder)) == 6
+    resume(folder)
+    assert policy(folder) == policy(whole)
+    assert curves(folder) == curves(whole)
+    assert (folder / "finished.json").exists()
+
+
+def test_what_is_written_is_never_cut() -> None:
+    stop = StopSwitch()
+    stop.press()
+    with pytest.raises(CutError), stop.cuttable():
+        raise AssertionError("pressed before: it does not begin")
+    other = StopSwitch()
+    with pytest.raises(CutError), other.cuttable():
+        other.press()
+
+
+class SlowEvaluate:
+    """An evaluation in real time: it knows how long it takes."""
+
+    expected_s, least_s = 600.0, 700.0
+
+    def __call__(self, checkpoint: Checkpoint) -> dict[str, float]:
+        return {}
+
+
+def test_minutes_hold_the_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "make_evaluate", lambda section: SlowEvaluate())
+
+    def run_of(minutes: float) -> runs.Run:
+        changed = CONFIG.run.model_copy(update={"steps": None, "minutes": minutes})
+        config = CONFIG.model_copy(update={"run": changed})
+        return runs.Run(config, tmp_path, None, Silent(), StopSwitch(), "")
+
+    with pytest.raises(InputError, match="--minutes = 11: an update and an evaluation take about 12 min"):
+        run_of(11)
+    run = run_of(20)
+    assert run.outlook(0).fraction_done < 0.01
+    for elapsed_s, fraction in ((300.0, 0.5), (599.0, 1.0)):  # a second is left, an update takes four
+        run._update_s = 4.0
+        run._started = time.monotonic() - elapsed_s
+        assert run.outlook(512).fraction_done == pytest.approx(fraction, abs=0.01)
+    assert run.outlook(512).is_over
+    run.close()
+
+
+def test_time_spent_compiling_is_no_training(tmp_path: Path) -> None:
+    import numba
+
+    class Compiles(Silent):
+        def row(self, row: Any) -> None:
+            numba.njit(lambda x: np.sort(np.cumsum(x) + np.dot(x, x)))(np.ones(4))
+
+    clock = CompileClock()
+    started = time.monotonic()
+    result = runs.start(CONFIG, tmp_path / "run", Compiles(), StopSwitch())
+    clock.close()
+    assert clock.elapsed_s > 0.1, "there was something to compile"
+    assert result.elapsed_s <= time.monotonic() - started - clock.elapsed_s + 0.05
+
+
 def test_a_damaged_state_is_passed_over(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(whole, folder)
@@ -205,7 +291,8 @@ def test_a_damaged_state_is_passed_over(whole: Path, tmp_path: Path) -> None:
 def test_a_finished_run_can_be_made_longer(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "longer"
     shutil.copytree(whole, folder)
-    assert resume(folder).update == NUM_UPDATES  # nothing left to do
+    with pytest.raises(InputError, match=r"has reached its end \(6,144 decisions\); nothing is left to do"):
+        resume(folder)
     result = resume(folder, steps=16 * 32 * (NUM_UPDATES + 1))
     assert result.update == NUM_UPDATES + 1
     assert load_train_config(folder / "config.yaml").run.steps == 16 * 32 * (NUM_UPDATES + 1)
@@ -226,7 +313,7 @@ def test_nothing_is_overwritten_and_nothing_left_behind(whole: Path, tmp_path: P
 def test_the_best_policy_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.1, 0.5, 0.3, float("nan")])
     monkeypatch.setattr(runs, "make_evaluate", lambda env: lambda checkpoint: {"eval_score": next(scores)})
-    run = runs.Run(CONFIG, tmp_path, None, Silent(), lambda: False, "")
+    run = runs.Run(CONFIG, tmp_path, None, Silent(), StopSwitch(), "")
     whole = Checkpoint(CONFIG.network, fake_space(), fake_arrays())
     for update in range(4):
         run.evaluate(replace(whole, metadata={"update": update}))

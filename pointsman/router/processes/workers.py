@@ -50,6 +50,9 @@ class Seat:
     def books(self) -> Path:
         return self.directory / "books"
 
+    def shared_books(self) -> SharedBooks:
+        return SharedBooks(self.books, num_books(self.count))
+
     @property
     def leader(self) -> Path:
         return self.directory / "leader"
@@ -71,6 +74,11 @@ class Seat:
             recording = self.recording
             about["recording"] = [str(recording.path), recording.started_at, recording.salt.hex()]
         return {_SEAT: json.dumps(about)}
+
+
+def num_books(count: int) -> int:
+    """One for each process, and one for what other routers have outstanding."""
+    return count + 1
 
 
 def own_seat() -> Seat | None:
@@ -130,7 +138,7 @@ def supervise(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     with tempfile.TemporaryDirectory(prefix="pointsman-") as name:
-        books = SharedBooks(Path(name) / "books", count)
+        books = SharedBooks(Path(name) / "books", num_books(count))
         workers: list[Worker] = []
         for index in range(count):
             seat = Seat(index, count, reserved.getsockname()[1], Path(name), parent_end, recording)
@@ -158,6 +166,8 @@ def _look_after(worker: Worker, books: SharedBooks, say: Callable[[str], None]) 
             worker.start()
     elif (status := worker.process.poll()) is not None:
         books.clear(worker.seat.index)
+        if worker.seat.leads:  # it has kept the book of other routers
+            books.clear(worker.seat.count)
         pause_s = worker.plan_restart()
         say(f"process {worker.seat.index} ended with status {status}: started again in {pause_s:g} s")
 

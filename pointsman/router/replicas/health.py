@@ -32,6 +32,7 @@ class HealthWatch:
         self._wake = wake
         self._headers = headers
         self._tasks: dict[Replica, list[asyncio.Task[None]]] = {}
+        self._suspected: dict[Replica, asyncio.Task[None]] = {}
         self.problems: dict[str, str] = {}  # by replica, what was wrong at the first look
         registry.on_change.append(self._follow)
 
@@ -48,7 +49,16 @@ class HealthWatch:
             elif problem is not None:
                 self.problems[replica.name] = problem
 
+    def suspect(self, replica: Replica) -> None:
+        """It has failed a request: look at once, and if it does not answer now, it is out."""
+        if replica not in self._suspected and replica in self._tasks:
+            task = asyncio.get_running_loop().create_task(self._check(replica, is_first=True))
+            self._suspected[replica] = task
+            task.add_done_callback(lambda task: self._suspected.pop(replica, None))
+
     def stop(self) -> None:
+        for task in list(self._suspected.values()):
+            task.cancel()
         for tasks in self._tasks.values():
             for task in tasks:
                 task.cancel()

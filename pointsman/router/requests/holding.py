@@ -38,6 +38,16 @@ class Waiting(Placed, Protocol):
 
 
 Line = deque[Waiting]
+_TURN_S = 0.05  # for a request that waits longer at another router to take the place that came free
+
+
+class Elsewhere(Protocol):
+    """What other routers hold."""
+
+    num_held: int
+
+    def has_older(self, request: Waiting) -> bool:
+        """Whether one that is no less urgent waits longer there, for the same replicas."""
 
 
 class Dispatcher:
@@ -54,6 +64,8 @@ class Dispatcher:
         self._is_wake_planned = False
         self._decided_at = 0.0
         self.num_held = 0
+        self.elsewhere: Elsewhere | None = None
+        self._gave_way_at: float | None = None
         registry.on_change.append(lambda replica, what: self.wake())
 
     def submit(self, request: Waiting) -> None:
@@ -91,6 +103,14 @@ class Dispatcher:
                     self._release(line, now)
         if now - self._decided_at >= self._settings.recheck_s:
             self._decide_again()
+
+    def fronts(self) -> list[tuple[int, float, str | None]]:
+        """Priority, arrival and model of the first of every line."""
+        return [
+            (priority, line[0].arrived_at, model)
+            for priority, lines in enumerate(self._lines)
+            for model, line in lines.items()
+        ]
 
     def _decide_again(self) -> None:
         self._is_wake_planned = False
@@ -149,16 +169,31 @@ class Dispatcher:
             return True
         waited_s = now - request.arrived_at
         queue_size = 1 + self._num_waiting(request.model) if self.num_held else 1
+        if self.elsewhere is not None:
+            queue_size += self.elsewhere.num_held
         if registry.probing and (probed := registry.to_probe(excluded)) is not None:
             self._decisions.probed(request, now, queue_size, probed)
             request.send(probed)
             return True
         must_send = waited_s >= self._max_hold_s
         replica = self._decisions.decide(request, queue_size, excluded, must_send)
+        if replica is not None and not must_send and self._gives_way(request, now):
+            return False
+        self._gave_way_at = None
         if replica is None:
             return False
         request.send(replica)
         return True
+
+    def _gives_way(self, request: Waiting, now: float) -> bool:
+        """Whether a request of another router, which waits longer, should have the place. It gets it first;
+        what it has not taken after `_TURN_S` it cannot use."""
+        if self.elsewhere is None or not self.elsewhere.has_older(request):
+            return False
+        if self._gave_way_at is None:
+            self._gave_way_at = now
+            asyncio.get_running_loop().call_later(_TURN_S, self.wake)
+        return now - self._gave_way_at < 0.9 * _TURN_S  # timers are not exact
 
     def _hold(self, request: Waiting, *, is_first: bool) -> None:
         if self.num_held >= self._settings.max_held:

@@ -16,7 +16,7 @@ from prometheus_client.core import (
 from pointsman.router.replicas.breaker import CLOSED, HALF_OPEN, OPEN
 from pointsman.router.replicas.registry import Registry
 from pointsman.router.requests.decisions import DecisionMaker
-from pointsman.router.telemetry.metrics import Metrics
+from pointsman.router.telemetry.metrics import Metrics, Sharing
 from pointsman.routing.books import Books
 
 _BREAKER_STATES = {CLOSED: 0, HALF_OPEN: 1, OPEN: 2}
@@ -48,6 +48,8 @@ class Exposition:
         yield from self._replicas()
         yield from self._estimates()
         yield self._policies()
+        if self._metrics.sharing is not None:
+            yield from _sharing(self._metrics.sharing)
 
     def _latencies(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -154,6 +156,18 @@ class Exposition:
         if self._decisions.shadow is not None:
             family.add_metric([self._decisions.shadow, "shadow"], 1)
         return family
+
+
+def _sharing(sharing: Sharing) -> Iterator[Metric]:
+    for name, what, value in (
+        ("up", "Whether books are shared with other routers", float(sharing.is_up)),
+        ("routers", "Other routers whose books are known", float(sharing.num_routers)),
+        ("delay_seconds", "Time of the last message to the store and back", sharing.delay_s),
+    ):
+        yield GaugeMetricFamily(f"pointsman_sharing_{name}", what, value=value)
+    yield CounterMetricFamily(
+        "pointsman_sharing_losses", "Times that the store was lost", value=sharing.num_losses
+    )
 
 
 def _counter(

@@ -68,6 +68,16 @@ class Histogram:
         return rows
 
 
+class Sharing:
+    """How a router stands with others that it shares its books with."""
+
+    def __init__(self) -> None:
+        self.is_up = False
+        self.num_routers = 0  # others
+        self.delay_s = 0.0  # until the last message was back from the store
+        self.num_losses = 0
+
+
 class Metrics:
     def __init__(self) -> None:
         # By replica and policy, and by policy.
@@ -89,6 +99,7 @@ class Metrics:
         self.cancelled = 0
         self.num_held = 0
         self.num_clients = 0
+        self.sharing: Sharing | None = None
         # What other processes hold now, by process.
         self.elsewhere: dict[int, dict[str, int]] = {}
 

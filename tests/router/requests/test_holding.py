@@ -245,3 +245,45 @@ def test_a_full_queue_of_several_models_refuses_the_last_of_the_least_urgent() -
             assert (order(c), order(c, 1)) == (["a1"], ["b1", "b3", "b2"])
 
     run(scenario)
+
+
+class _Elsewhere:
+    """Another router holds one that has waited longer."""
+
+    num_held = 3
+    is_older = True
+
+    def has_older(self, request: object) -> bool:
+        return self.is_older
+
+
+def test_a_request_gives_way_to_one_that_waits_longer_at_another_router_but_not_for_long() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            elsewhere = c.router.dispatcher.elsewhere = _Elsewhere()
+            started = asyncio.get_running_loop().time()
+            answer = await submit(c, named("a"))
+            assert c.num_heard == [0]
+            assert c.decider.asked[0][2] == 4  # with those that other routers hold
+            assert (await answer).status == 200  # nobody has taken the place
+            assert asyncio.get_running_loop().time() - started >= 0.04
+            again = await submit(c, named("b"))
+            elsewhere.is_older = False
+            c.router.dispatcher.wake()
+            assert (await again).status == 200
+
+    run(scenario)
+
+
+def test_fronts_are_the_first_of_every_line() -> None:
+    async def scenario() -> None:
+        async with serving(("m",), ("n",)) as c:
+            tasks = [await submit(c, named(f"m{k}", model="m")) for k in range(3)]
+            tasks += [await submit(c, named(f"n{k}", "high", model="n")) for k in range(2)]
+            fronts = c.router.dispatcher.fronts()
+            assert [(priority, model) for priority, _, model in fronts] == [(0, "n"), (1, "m")]
+            for mock in c.mocks:
+                mock.gate.set()
+            assert [answer.status for answer in await asyncio.gather(*tasks)] == [200] * 5
+
+    run(scenario)

@@ -1,0 +1,40 @@
+"""`pointsman config`: every key of a configuration file, from the models that read it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pointsman.cli.console import print_json, stdout
+from pointsman.cli.lists import plain_table
+from pointsman.cli.options import AsJson
+from pointsman.errors import InputError
+
+
+def config(
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="A key, or the beginning of some: workload.arrivals")
+    ] = None,
+    of: Annotated[
+        str, typer.Option("--of", metavar="FILE", help="cluster, serve or train: whose keys to list.")
+    ] = "cluster",
+    as_json: AsJson = False,
+) -> None:
+    """Explain the keys of configuration files: what each means, what it may be, and what it is if left out.
+
+    Example: pointsman config workload.arrivals
+    """
+    from pointsman.cli.keys import FILES, find_keys, keys_of
+
+    if of not in FILES:
+        raise InputError("--of", of, "unknown file", f"one of {', '.join(FILES)}")
+    found = list(keys_of(of)) if key is None else find_keys(key)
+    if as_json:
+        print_json([one._asdict() for one in found])
+        return
+    table = plain_table("key", "may be", "default", "meaning")
+    for one in found:
+        name = f"{one.key} ({one.kind})" if one.kind else one.key
+        table.add_row(name, one.values.replace("[", r"\["), one.default.replace("[", r"\["), one.meaning)
+    stdout().print(table)

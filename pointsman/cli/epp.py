@@ -1,0 +1,131 @@
+"""`pointsman epp`: the endpoint picker of an Envoy or an inference gateway."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pointsman.cli.console import compilation_announced, say
+from pointsman.cli.options import check_port
+from pointsman.cli.serve import server_source, serving_settings, store_address
+from pointsman.errors import InputError
+
+
+def epp(
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="POLICY", help="A heuristic, `default`, or a path.")
+    ] = "default",
+    backends: Annotated[
+        Path | None,
+        typer.Option("--backends", metavar="FILE.yaml", help="Servers in a file, read again as it changes."),
+    ] = None,
+    dns: Annotated[
+        str | None,
+        typer.Option("--dns", metavar="URL", help="All addresses of the host are servers; resolved again."),
+    ] = None,
+    kubernetes: Annotated[
+        str | None,
+        typer.Option("--kubernetes", metavar="[NAMESPACE/]SERVICE[:PORT]", help="Its ready endpoints."),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Of gRPC; 0 = any free one.")] = 9002,
+    metrics_port: Annotated[
+        int, typer.Option("--metrics-port", help="Of /metrics and /health; 0 = any free one.")
+    ] = 9090,
+    admin_host: Annotated[str, typer.Option("--admin-host", help="Of the admin API.")] = "127.0.0.1",
+    admin_port: Annotated[int, typer.Option("--admin-port", help="0 = any free one.")] = 8081,
+    admin_keys: Annotated[
+        Path | None,
+        typer.Option("--admin-keys", metavar="FILE", help="Keys of the admin API; or $POINTSMAN_ADMIN_KEYS."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="Speak gRPC over TLS with this certificate (PEM)."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", help="Its key, unless it is in the same file."),
+    ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option("--shadow", metavar="POLICY", help="Count what this policy would have done."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", metavar="FILE.jsonl", help="Write anonymised traffic, to simulate and train with."
+        ),
+    ] = None,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            "--share",
+            metavar="redis://HOST/NAME",
+            envvar="POINTSMAN_SHARE",
+            show_envvar=False,
+            help="Share the books with all pickers and routers of this name; or $POINTSMAN_SHARE.",
+        ),
+    ] = None,
+    share_ca: Annotated[
+        Path | None,
+        typer.Option("--share-ca", metavar="FILE", help="Who signs the certificate of a rediss:// store."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see `pointsman serve --settings`."),
+    ] = None,
+    is_quiet: Annotated[bool, typer.Option("--quiet", help="No log line a request, only events.")] = False,
+) -> None:
+    """Pick servers for Envoy or a gateway of the Gateway API Inference Extension, which carry the bytes.
+
+    It speaks gRPC (`envoy.service.ext_proc.v3.ExternalProcessor`) and the endpoint picker protocol.
+    $POINTSMAN_BACKEND_KEY is the key that the servers want for /health and /metrics, if any.
+
+    Example: pointsman epp --policy default --backend http://10.0.0.1:8000 --backend http://10.0.0.2:8000
+    """
+    import os
+
+    import hpack  # noqa: F401  # says at the start if it is missing
+    import uvloop
+
+    from pointsman.router.http.address import parse_url
+    from pointsman.router.http.tls import client_side_tls
+    from pointsman.router.keys import BACKEND_KEY
+    from pointsman.router.main import Options, PickerPort, serve_forever
+    from pointsman.router.ports import Ports
+
+    for option, number in (
+        ("--port", port),
+        ("--metrics-port", metrics_port),
+        ("--admin-port", admin_port),
+    ):
+        check_port(option, number)
+    for url in backend or []:
+        parse_url(url)
+    client_side_tls(tls_cert, tls_key)  # says what is wrong with the files
+    options = Options(
+        backends=backend or [],
+        source=server_source(backends, dns, kubernetes),
+        policy=policy,
+        shadow=shadow,
+        ports=Ports(host, metrics_port, admin_host, admin_port, None, admin_keys),
+        backend_key=os.environ.get(BACKEND_KEY),
+        backend_ca=None,
+        record=record,
+        logs_requests=not is_quiet,
+        settings=serving_settings(overrides or []),
+        share=store_address(share, share_ca),
+        picker=PickerPort(host, port, (tls_cert, tls_key) if tls_cert is not None else None),
+    )
+    if not options.backends and options.source is None:
+        raise InputError(
+            "--backend", None, "no server is named", "give --backend, --backends, --dns or --kubernetes"
+        )
+    with compilation_announced():
+        uvloop.run(serve_forever(options, say, sys.stderr))

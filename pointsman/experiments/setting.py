@@ -1,0 +1,84 @@
+"""What a run was judged on, in a line for people: the cluster, its traffic, and how much of it that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pointsman.config import Config
+from pointsman.experiments.capacity import capacity_rps
+from pointsman.experiments.simulate import Prepared
+from pointsman.simulator.spec import ClusterSpec, ReplicaGroup
+from pointsman.workload.spec import ClosedArrivals
+
+
+@dataclass(frozen=True)
+class Setting:
+    cluster: str
+    num_requests: int
+    rate_rps: float | None  # of arrivals; None where they wait for answers
+    capacity_rps: float
+
+    @property
+    def load(self) -> float | None:
+        """The rate of arrivals as a share of what the cluster can serve."""
+        return self.rate_rps / self.capacity_rps if self.rate_rps and self.capacity_rps > 0 else None
+
+    @property
+    def text(self) -> str:
+        """A clause: `at 0.85 of what … can serve`."""
+        if self.load is None:
+            return f"on {self.cluster}"
+        return (
+            f"at {self.load:.2g} of what {self.cluster} can serve "
+            f"({self.rate_rps:.3g} of {self.capacity_rps:.3g} requests/s)"
+        )
+
+
+def setting_of(first: Prepared, configs: Sequence[Config], base_dir: Path | None) -> Setting:
+    """Describes the first run; `configs` are all of them, whose clusters may differ."""
+    cluster = cluster_text(first.config.cluster)
+    if any(config.cluster.groups != first.config.cluster.groups for config in configs):
+        cluster = f"clusters such as {cluster}"
+    times = first.workload.arrived_at
+    span_s = float(times[-1] - times[0])
+    is_open = span_s > 0 and not isinstance(first.config.workload.arrivals, ClosedArrivals)
+    return Setting(
+        cluster,
+        len(times),
+        (len(times) - 1) / span_s if is_open else None,
+        capacity_rps(first.config.workload, first.plans, base_dir),
+    )
+
+
+def cluster_text(cluster: ClusterSpec) -> str:
+    """`2 × H100 and 2 × L40S with Llama-3.1-8B`"""
+    counts: dict[str, int] = {}
+    models: dict[str, None] = {}
+    for group in cluster.groups:
+        kind = kind_text(cluster, group)
+        counts[kind] = counts.get(kind, 0) + group.count
+        models[group.model or cluster.model] = None
+    *first, last = [f"{count} × {kind}" for kind, count in counts.items()]
+    return f"{', '.join(first)}{' and ' if first else ''}{last} with {', '.join(models)}"
+
+
+def kind_names(cluster: ClusterSpec) -> list[str]:
+    """What the servers of each group are called; groups of the same kind are numbered."""
+    names: list[str] = []
+    for group in cluster.groups:
+        name, number = kind_text(cluster, group), 2
+        while name in names:
+            name, number = f"{kind_text(cluster, group)} ({number})", number + 1
+        names.append(name)
+    return names
+
+
+def kind_text(cluster: ClusterSpec, group: ReplicaGroup) -> str:
+    """What its servers are called: `H100`, `(4 H100)` for one on several, or the file that describes it."""
+    if group.description is not None:
+        return group.description.stem
+    num_devices = group.tensor_parallel or cluster.tensor_parallel
+    name = group.device or cluster.device
+    return name if num_devices == 1 else f"({num_devices} {name})"

@@ -1,0 +1,92 @@
+"""Which policy to take: the sentence that a comparison begins with.
+
+The best policy is the one whose requests cost least (experiments/objective.py), among those that a router can
+have. Better is only what the 95 % interval leaves no doubt about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pointsman.evaluation.bootstrap import LEVEL, MIN_SEEDS, Ratio
+from pointsman.evaluation.compare import Comparison, cost_ratio
+from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
+from pointsman.report.appraisal import BETTER, UNCLEAR, Verdict
+from pointsman.report.tables import direction, listed, samples_text
+from pointsman.report.verdict import changes_text, standing
+
+ALIKE = 0.01  # of the cost: less than that between two policies is nothing to choose by
+
+
+def choice_of(
+    comparisons: Sequence[Comparison], ratios: dict[str, dict[str, Ratio]], asked: Objective | None
+) -> tuple[str, Verdict]:
+    """The best policy and the verdict. `ratios` to the baseline by policy and headline, over all comparisons.
+
+    Costs are those of the objective asked for, or of the usual one.
+    """
+    objective = asked or find_objective(DEFAULT_OBJECTIVE)
+    baseline = comparisons[0].baseline
+    possible = [
+        name for name in ratios if name == baseline or not any(one.is_oracle(name) for one in comparisons)
+    ]
+    costs = {name: cost_ratio(comparisons, objective, name, baseline) for name in possible}
+    best = min(possible, key=lambda name: _or_last(costs[name].ratio))
+    others = {name: cost_ratio(comparisons, objective, name, best) for name in possible if name != best}
+    alike = [name for name, ratio in others.items() if ratio.ratio < 1 + ALIKE or direction(ratio) < 1]
+    details = [f"As good, within {ALIKE:.0%} or the interval: {listed(alike)}."] if alike else []
+    details += [*_where(comparisons), _basis(comparisons, objective)]
+    return best, Verdict(*_verdict(best, baseline, ratios[best], costs[best], alike), details)
+
+
+def _verdict(
+    best: str, baseline: str, ratios: dict[str, Ratio], cost: Ratio, alike: Sequence[str]
+) -> tuple[str, str]:
+    """Tone and sentence."""
+    if best == baseline:
+        return UNCLEAR, f"No policy here is better than {baseline}."
+    found = standing(ratios, list(ratios))
+    if math.isnan(cost.low):
+        return UNCLEAR, (
+            f"One run cannot tell how sure it is: {best} looks best, {changes_text(ratios)} "
+            f"against {baseline}."
+        )
+    if direction(cost) > -1:
+        return UNCLEAR, (
+            f"No policy is clearly better than {baseline}: {best} comes nearest, {changes_text(ratios)}."
+        )
+    sentence = f"{best} serves this best: {changes_text(found.better)} against {baseline}"
+    if found.worse:
+        sentence += f", but worse {changes_text(found.worse)}"
+    unclear = f" No clear difference in {changes_text(found.unclear)}." if found.unclear else ""
+    return BETTER if not found.worse else UNCLEAR, f"{sentence}.{unclear}"
+
+
+def _or_last(ratio: float) -> float:
+    return math.inf if math.isnan(ratio) else ratio
+
+
+def _where(comparisons: Sequence[Comparison]) -> list[str]:
+    settings = [one.setting for one in comparisons if one.setting is not None]
+    if not settings:
+        return []
+    if len(settings) == 1:
+        (only,) = settings
+        lines = [f"Judged {only.text}, {only.num_requests:,} requests a run."]
+    else:
+        loads = [setting.load for setting in settings if setting.load is not None]
+        span = f" at {min(loads):.2g} to {max(loads):.2g} of their capacity" if loads else ""
+        lines = [f"Judged in {len(comparisons)} situations{span}."]
+    if all(setting.load is not None and setting.load > 1 for setting in settings):
+        lines.append("That is more than it can serve: queues grow whatever the policy; add servers first.")
+    return lines
+
+
+def _basis(comparisons: Sequence[Comparison], objective: Objective) -> str:
+    is_few = min(one.num_samples for one in comparisons) < MIN_SEEDS
+    few = ", too few for them to be as sure as that" if is_few else ""
+    return (
+        f"Best is the lowest cost of a request, {objective.formula}; in brackets {LEVEL * 100:.0f} % "
+        f"intervals over {samples_text(comparisons)}{few}."
+    )

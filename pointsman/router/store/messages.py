@@ -1,0 +1,95 @@
+"""What routers tell each other: the columns of their books that have changed, and who waits longest.
+
+A message holds whole columns, never differences: one that is lost is repaired by the next about the same
+replica, at the latest by the whole book that every router sends a few times a second. Times travel as ages,
+so that nobody needs to know anybody's clock.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.routing.sharing import MAX_REPLICAS, Book
+from pointsman.routing.signals import (
+    MEASURED_ROWS,
+    NUM_SIGNALS,
+    SENT_AT_SUM,
+    SIGNALS,
+    SUMMED_ROWS,
+    WAITING,
+)
+
+ROWS = np.array(sorted((*SUMMED_ROWS, *MEASURED_ROWS)))  # those that processes share, too
+# Routers that share other signals cannot understand each other.
+LAYOUT = zlib.crc32(" ".join(SIGNALS[row].name for row in ROWS).encode())
+MAX_FRONTS = 16
+
+_Age = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+class Front(msgspec.Struct, array_like=True, frozen=True):
+    """The first of a line of held requests."""
+
+    priority: int
+    age_s: _Age
+    model: str | None
+
+
+class Message(msgspec.Struct, array_like=True):
+    router: str  # a name of its own for every start of every router
+    layout: int
+    sent_at: float  # of its own clock: only the router itself knows what to make of it
+    is_leaving: bool = False
+    is_whole: bool = False  # replicas that are not in it are gone
+    num_held: int = 0
+    fronts: list[Front] = []
+    keys: bytes = b""  # [R] i8
+    columns: bytes = b""  # [R, ROWS] f8
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+class MessageError(Exception):
+    """What came is no message of a router, or of another version of it."""
+
+
+def encode(message: Message) -> bytes:
+    return _encode(message)
+
+
+def decode(data: bytes) -> Message:
+    try:
+        return _decode(data)
+    except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
+        raise MessageError(f"not understood ({error})") from None
+
+
+def to_wire(book: Book, now: float) -> tuple[bytes, bytes]:
+    """Keys and columns, with the sum of sending times as a sum of ages."""
+    signals = book.signals.copy()
+    signals[SENT_AT_SUM] = signals[WAITING] * now - signals[SENT_AT_SUM]
+    return book.keys.astype("<i8").tobytes(), signals[ROWS].T.astype("<f8").tobytes()
+
+
+def from_wire(message: Message, now: float) -> dict[int, NDArray[np.float64]]:
+    """By key, a column of signals in terms of our clock."""
+    if message.layout != LAYOUT:
+        raise MessageError("shares other signals: it is another version of pointsman")
+    num_replicas, rest = divmod(len(message.keys), 8)
+    if rest or num_replicas > MAX_REPLICAS or len(message.columns) != 8 * len(ROWS) * num_replicas:
+        raise MessageError("has the wrong size")
+    keys = np.frombuffer(message.keys, "<i8")
+    values = np.frombuffer(message.columns, "<f8").reshape(num_replicas, len(ROWS))
+    if not np.isfinite(values).all():
+        raise MessageError("holds what is no number")
+    columns = np.zeros((num_replicas, NUM_SIGNALS))
+    columns[:, ROWS] = values
+    columns[:, SENT_AT_SUM] = columns[:, WAITING] * now - columns[:, SENT_AT_SUM]
+    return {int(key): column for key, column in zip(keys, columns, strict=True)}

@@ -1,0 +1,349 @@
+"""The endpoint picker, asked over gRPC as Envoy asks it; every mode of bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc_health")
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pointsman.router.epp.picker import Picker
+from pointsman.router.epp.wire import (
+    BUFFERED,
+    FULL_DUPLEX_STREAMED,
+    NONE,
+    SERVICE,
+    STREAMED,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from tests.router.fakes import HOLD
+from tests.router.harness import CHAT, Cluster, cluster, run, until
+from tests.router.mock import ok
+
+KEY = "x-gateway-destination-endpoint"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
+
+
+class Envoy:
+    """One request, step by step."""
+
+    def __init__(self, call: Any, request_mode: int, response_mode: int) -> None:
+        self._call = call
+        self._modes = request_mode, response_mode
+
+    async def ask(
+        self,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        subset: Sequence[str] | None = None,
+    ) -> None:
+        """Headers, and the body as the mode says; all of it, as far as it needs no answer in between."""
+        message = ProcessingRequest()
+        mode = self._modes[0]
+        message.protocol_config.request_body_mode, message.protocol_config.response_body_mode = self._modes
+        data = json.dumps(BODY).encode() if body is None else body
+        about = {":method": "POST", ":path": CHAT, "content-length": str(len(data))} | (headers or {})
+        _fill(message.request_headers, about)
+        if subset is not None:
+            entry = message.metadata_context.filter_metadata.add(key="envoy.lb.subset_hint")
+            entry.value.update({f"{KEY}-subset": list(subset)})
+        await self._call.write(message)
+        if mode == BUFFERED:
+            assert (await self.heard()).HasField("request_headers")
+        if mode in (BUFFERED, FULL_DUPLEX_STREAMED):
+            pieces = [data[:10], data[10:]] if mode == FULL_DUPLEX_STREAMED else [data]
+            for k, piece in enumerate(pieces):
+                part = ProcessingRequest()
+                part.request_body.body = piece
+                part.request_body.end_of_stream = k == len(pieces) - 1
+                await self._call.write(part)
+
+    async def heard(self) -> Any:
+        response = await self._call.read()
+        assert response is not grpc.aio.EOF, "the picker hung up"
+        return response
+
+    async def picked(self) -> str:
+        """The endpoints, which stand in the header and in the metadata."""
+        response = await self.heard()
+        part = response.request_body if response.HasField("request_body") else response.request_headers
+        (header,) = part.response.header_mutation.set_headers
+        assert header.header.key == KEY
+        assert header.append_action == 2
+        value = header.header.raw_value.decode()
+        assert response.dynamic_metadata["envoy.lb"][KEY] == value
+        if self._modes[0] == FULL_DUPLEX_STREAMED:
+            echoed = (await self.heard()).request_body.response.body_mutation.streamed_response
+            assert echoed.end_of_stream
+            json.loads(echoed.body)
+        return value
+
+    async def answer(
+        self, status: int = 200, served: str | None = None, is_end: bool = False, sse: bool = False
+    ) -> None:
+        message = ProcessingRequest()
+        kind = "text/event-stream" if sse else "application/json"
+        _fill(message.response_headers, {":status": str(status), "content-type": kind})
+        message.response_headers.end_of_stream = is_end
+        if served is not None:
+            entry = message.metadata_context.filter_metadata.add(key="envoy.lb")
+            entry.value.update({f"{KEY}-served": served})
+        await self._call.write(message)
+        assert (await self.heard()).HasField("response_headers")
+
+    async def body(self, data: bytes, is_end: bool = False) -> None:
+        message = ProcessingRequest()
+        message.response_body.body, message.response_body.end_of_stream = data, is_end
+        await self._call.write(message)
+        response = await self.heard()
+        assert response.HasField("response_body")
+        if self._modes[1] == FULL_DUPLEX_STREAMED:
+            echoed = response.response_body.response.body_mutation.streamed_response
+            assert (echoed.body, echoed.end_of_stream) == (data, is_end)
+
+    async def hang_up(self) -> None:
+        await self._call.done_writing()
+        while await self._call.read() is not grpc.aio.EOF:
+            pass
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+def _fill(part: Any, headers: dict[str, str]) -> None:
+    for name, value in headers.items():
+        part.headers.headers.add(key=name, raw_value=value.encode())
+
+
+class Gateway:
+    def __init__(self, c: Cluster, channel: Any) -> None:
+        self.cluster = c
+        self.channel = channel
+        self.endpoints = [mock.url.removeprefix("http://") for mock in c.mocks]
+
+    def envoy(self, request_mode: int = FULL_DUPLEX_STREAMED, response_mode: int = STREAMED) -> Envoy:
+        method = self.channel.stream_stream(
+            f"/{SERVICE}/Process",
+            request_serializer=ProcessingRequest.SerializeToString,
+            response_deserializer=ProcessingResponse.FromString,
+        )
+        return Envoy(method(), request_mode, response_mode)
+
+    async def health(self, service: str) -> int:
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+        return int(answer.status)
+
+
+@asynccontextmanager
+async def gateway(count: int = 3, **options: Any) -> AsyncIterator[Gateway]:
+    async with cluster(*[ok] * count, **options) as c:
+        picker = Picker(c.router, "127.0.0.1", 0)
+        port = await picker.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            try:
+                yield Gateway(c, channel)
+            finally:
+                picker.stop()
+                await picker.close()
+
+
+@pytest.mark.parametrize("request_mode", [NONE, STREAMED, BUFFERED, FULL_DUPLEX_STREAMED])
+@pytest.mark.parametrize("response_mode", [NONE, STREAMED, BUFFERED, FULL_DUPLEX_STREAMED])
+def test_a_request_is_picked_for_and_booked_in_every_mode(request_mode: int, response_mode: int) -> None:
+    async def scenario() -> None:
+        async with gateway() as g:
+            books = g.cluster.books
+            envoy = g.envoy(request_mode, response_mode)
+            await envoy.ask()
+            listed = (await envoy.picked()).split(",")
+            assert sorted(listed) == sorted(g.endpoints)
+            assert len(books.open) == 1
+            (sent,) = books.of_kind("sent")
+            assert listed[0] == g.endpoints[sent[1]]
+            await envoy.answer(served=listed[0])
+            if response_mode != NONE:
+                usage = b'{"usage":{"prompt_tokens": 9, "completion_tokens": 5}}'
+                await envoy.body(usage, is_end=True)
+            await envoy.hang_up()
+            await until(lambda: not books.open)
+            (finished,) = books.of_kind("finished")
+            assert finished[2:] == ((None, None) if response_mode == NONE else (9, 5))
+            assert [line["outcome"] for line in g.cluster.logged() if line["event"] == "request"] == [
+                "completed"
+            ]
+
+    run(scenario)
+
+
+def test_tokens_of_a_stream_are_booked_as_they_pass() -> None:
+    async def scenario() -> None:
+        async with gateway() as g:
+            books = g.cluster.books
+            envoy = g.envoy()
+            await envoy.ask(json.dumps(BODY | {"stream": True}).encode())
+            await envoy.picked()
+            assert books.of_kind("sent")[0][3] is True
+            await envoy.answer(sse=True)
+            await envoy.body(b'data: {"role"}\n\n')
+            assert len(books.of_kind("first_token")) == 1
+            await envoy.body(b"data: {1}\n\n")
+            await envoy.body(b"data: {2}\n\ndata: {3}\n\n")
+            (ticket,) = books.open
+            assert books.num_tokens[ticket] == 3
+            usage = b'data: {"usage":{"prompt_tokens":9,"completion_tokens":3}}\n\n'
+            await envoy.body(usage + b"data: [DONE]\n\n", is_end=True)
+            assert books.of_kind("finished")[0][2:] == (9, 3)
+
+    run(scenario)
+
+
+def test_only_the_subset_is_picked_from() -> None:
+    async def scenario() -> None:
+        async with gateway() as g:
+            for _ in range(5):
+                envoy = g.envoy()
+                await envoy.ask(subset=[g.endpoints[1]])
+                assert await envoy.picked() == g.endpoints[1]
+                await envoy.answer(is_end=True)
+            for subset in ([], ["10.0.0.1:80"]):
+                envoy = g.envoy()
+                await envoy.ask(subset=subset)
+                assert (await envoy.heard()).immediate_response.status.code == 503
+
+    run(scenario)
+
+
+def test_refusals_are_the_gateways_answer() -> None:
+    async def scenario() -> None:
+        async with gateway(holding={"max_held": 0}) as g:
+            g.cluster.decider.rule = lambda excluded: HOLD
+            for body, headers, status in (
+                (None, None, 429),
+                (b"nonsense", None, 400),
+                (None, {"x-pointsman-priority": "urgent"}, 400),
+            ):
+                envoy = g.envoy()
+                await envoy.ask(body, headers)
+                said = (await envoy.heard()).immediate_response
+                assert said.status.code == status
+                assert "error" in json.loads(said.body)
+            for replica in g.cluster.router.registry:
+                g.cluster.router.registry.drain(replica.name, True)
+            envoy = g.envoy()
+            await envoy.ask()
+            assert (await envoy.heard()).immediate_response.status.code == 503
+
+    run(scenario)
+
+
+def test_who_served_is_booked_and_who_failed_is_looked_at() -> None:
+    async def scenario() -> None:
+        async with gateway() as g:
+            books, registry = g.cluster.books, g.cluster.router.registry
+            envoy = g.envoy()
+            await envoy.ask()
+            first, second, *_ = (await envoy.picked()).split(",")
+            dead = g.cluster.mocks[g.endpoints.index(first)]
+            dead.is_healthy = False
+            await envoy.answer(served=second)
+            (slot,) = books.open.values()
+            assert g.endpoints[slot] == second
+            await envoy.body(b"{}", is_end=True)
+            assert [kind for kind, *_ in books.events if kind != "scraped"] == [
+                "sent",
+                "failed",
+                "sent",
+                "finished",
+            ]
+            await until(lambda: len(registry.accepting) == 2)  # without waiting for the next health check
+            for _ in range(6):
+                envoy = g.envoy()
+                await envoy.ask()
+                assert first not in await envoy.picked()
+                await envoy.answer(is_end=True)
+
+    run(scenario)
+
+
+def test_a_held_request_waits_and_goes_with_its_client() -> None:
+    async def scenario() -> None:
+        async with gateway() as g:
+            dispatcher = g.cluster.router.dispatcher
+            g.cluster.decider.rule = lambda excluded: HOLD
+            envoy, gone = g.envoy(), g.envoy(BUFFERED)
+            await envoy.ask()
+            await gone.ask()
+            for one in (envoy, gone):
+                assert (await one.heard()).override_message_timeout.seconds > 30
+            assert dispatcher.num_held == 2
+            gone.cancel()
+            await until(lambda: dispatcher.num_held == 1)
+            g.cluster.decider.rule = None
+            dispatcher.wake()
+            assert (await envoy.picked()).split(",")[0] in g.endpoints
+            await envoy.answer(is_end=True)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("has_answer", [False, True])
+def test_a_client_that_goes_away_leaves_no_books_open(has_answer: bool) -> None:
+    async def scenario() -> None:
+        async with gateway() as g:
+            envoy = g.envoy()
+            await envoy.ask()
+            await envoy.picked()
+            if has_answer:
+                await envoy.answer(sse=True)
+                await envoy.body(b"data: {1}\n\n")
+            envoy.cancel()
+            await until(lambda: not g.cluster.books.open)
+            assert g.cluster.books.of_kind("failed")
+            assert not g.cluster.books.of_kind("finished")
+
+    run(scenario)
+
+
+def test_health_says_whether_there_is_anybody_to_pick() -> None:
+    async def scenario() -> None:
+        async with gateway() as g:
+            for service in ("", "liveness", "readiness", SERVICE):
+                assert await g.health(service) == health_pb2.HealthCheckResponse.SERVING
+            for replica in g.cluster.router.registry:
+                g.cluster.router.registry.drain(replica.name, True)
+            await asyncio.sleep(0.05)
+            not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await g.health("liveness") == health_pb2.HealthCheckResponse.SERVING
+            for service in ("readiness", SERVICE):
+                assert await g.health(service) == not_serving
+
+    run(scenario)
+
+
+def test_long_bodies_come_back_in_pieces() -> None:
+    async def scenario() -> None:
+        async with gateway() as g:
+            message = BODY | {"messages": [{"role": "user", "content": "x" * 200_000}]}
+            data = json.dumps(message).encode()
+            envoy = g.envoy()
+            await envoy.ask(data)
+            assert (await envoy.heard()).HasField("request_headers")
+            got, is_end = b"", False
+            while not is_end:
+                piece = (await envoy.heard()).request_body.response.body_mutation.streamed_response
+                assert len(piece.body) <= 65536
+                got, is_end = got + piece.body, piece.end_of_stream
+            assert got == data
+            assert g.cluster.books.of_kind("sent")[0][2] > 50_000
+            await envoy.answer(is_end=True)
+
+    run(scenario)

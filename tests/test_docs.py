@@ -1,0 +1,154 @@
+"""README and docs: every command exists with its options, every configuration is valid, and what can run here
+in seconds runs, on shorter traffic.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer.main
+import yaml
+
+from pointsman.cli.main import app, main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+# Why a documented command is not run here.
+NOT_RUN = {
+    r"http://|URL|…|\bserve\b|\bemulate\b|demo-serve": "needs servers",
+    r"calibrate|profile": "needs a GPU or servers",
+    r"\bwatch\b": "does not end by itself",
+    r"generalist|--suite all": "takes minutes or hours",
+    r"--resume": "needs a run that was stopped",
+    r"runs/jobs|--env jobs|jobs\.csv": "tests/cli/test_jobs.py does",
+    r"runs/first|train --preset quick|train mine": "the same as with runs/mine",
+    r"tensorboard/PPO_1": "other people's logs",
+}
+SHORT = {
+    "simulate": ["--set", "workload.requests=100"],
+    "compare": ["--seeds", "2"],
+    "plan": ["--policies", "late-binding"],
+    "evaluate": ["--seeds", "2"],
+    "report": ["--seeds", "2"],
+    "tune": ["--decisions", "2000"],
+    "explain": ["--decisions", "64"],
+    "audit-features": ["--decisions", "200"],
+}
+SHORT["train"] = [
+    part
+    for change in (
+        *("run.num_envs=16", "run.rollout_steps=16", "run.rollout_lifetimes=null", "run.workers=1"),
+        *("run.steps=2560", "run.minutes=null", "run.settle_steps=16", "run.headroom_steps=4"),
+        *("env.decisions=60", "env.warmup_requests=40", "env.evaluation.seeds=2", "network.width=8"),
+        *("warm_start.decisions=1024", "ppo.minibatch_size=128", "ppo.critic_first=0"),
+    )
+    for part in ("--set", change)
+]
+
+
+def blocks(page: Path, language: str = r"\w*") -> list[str]:
+    found = re.findall(rf"^```(?:{language})\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [block.replace("\\\n", " ") for block in found]
+
+
+def block_commands() -> list[str]:
+    """Lines of code blocks that call `pointsman`, each once, in the order in which a reader meets them."""
+    lines = [line for page in PAGES for block in blocks(page) for line in block.splitlines()]
+    calls = (re.match(r"(?:\$ )?(?:\.venv/bin/)?(pointsman .*)", line) for line in lines)
+    return list(dict.fromkeys(call[1].partition("  #")[0].strip() for call in calls if call))
+
+
+def mentions() -> list[tuple[Path, str]]:
+    """Commands in running text, too."""
+    inline = [(page, span) for page in PAGES for span in re.findall(r"`(pointsman [^`]+)`", page.read_text())]
+    return [*inline, *((PAGES[0], command) for command in block_commands())]
+
+
+def test_documented_commands_and_options_exist() -> None:
+    problems = []
+    for page, text in mentions():
+        name = text.split()[1]
+        if name.startswith(("-", "KEY", "…")):
+            continue
+        if name not in COMMANDS:
+            problems.append(f"{page.name}: no command {name!r} ({text})")
+            continue
+        known = {option for one in COMMANDS[name].params for option in one.opts} | {"--help"}
+        asked = re.findall(r"(?<!\S)--[a-z][a-z-]*", text.partition(" | ")[0])
+        problems += [f"{page.name}: {name} has no {one}" for one in asked if one not in known]
+    assert problems == []
+    assert len(mentions()) > 60
+
+
+def test_documented_configurations_are_valid(tmp_path: Path) -> None:
+    from pointsman.config import Config
+    from pointsman.spec import parse_spec
+    from pointsman.training.config import load_train_config
+
+    kinds = []
+    for page in PAGES:
+        for block in blocks(page, "yaml"):
+            data = yaml.safe_load(block)
+            if "env" in data:
+                path = tmp_path / "train.yaml"
+                path.write_text(block)
+                load_train_config(path)
+                kinds.append("train")
+            elif "backends" not in data:
+                parse_spec(Config, {"workload": {"trace": "trace.csv"}} | data)
+                kinds.append("cluster")
+    assert kinds.count("cluster") >= 4 and "train" in kinds
+
+
+def why_not(command: str) -> str | None:
+    return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, command)), None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a reader has: the files of README and docs, and their traffic."""
+    folder = tmp_path_factory.mktemp("reader")
+    rng = np.random.default_rng(0)
+    times = np.cumsum(rng.exponential(0.05, 300)).tolist()
+    sizes = list(
+        zip(times, rng.integers(20, 900, 300).tolist(), rng.integers(2, 60, 300).tolist(), strict=True)
+    )
+    rows = [f"{1714557600 + t:.3f},{prompt},{output}" for t, prompt, output in sizes]
+    (folder / "my-traffic.csv").write_text("\n".join(["created,prompt_tokens,completion_tokens", *rows]))
+    names = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
+    (folder / "traffic.jsonl").write_text(
+        "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in sizes)
+    )
+    for page in PAGES:
+        for block in blocks(page, "yaml"):
+            named = re.match(r"# (\S+\.yaml)", block)
+            if named is not None:
+                (folder / named[1]).write_text(block)
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    return folder
+
+
+@pytest.mark.xdist_group("docs")
+@pytest.mark.parametrize("command", [one for one in block_commands() if why_not(one) is None])
+def test_documented_commands_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pointsman.evaluation import goodput, tune
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(goodput, "REQUESTS_A_REPLICA", 50)
+    monkeypatch.setattr(goodput, "FEWEST_REQUESTS", 50)
+    monkeypatch.setattr(tune, "REQUESTS_PER_SCORE", 200)
+    _, name, *arguments = shlex.split(command.replace(" --open", ""))
+    if name == "train":  # several pages train the same run
+        shutil.rmtree(folder / "runs", ignore_errors=True)
+    if "progress.csv" in command:
+        shutil.copy(folder / "runs" / "mine" / "progress.csv", folder)
+    status = main([name, *arguments, *SHORT.get(name, [])])
+    assert status == 0 or (name == "diagnose" and status == 1), "1: it found something"
