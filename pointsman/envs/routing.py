@@ -333,6 +333,8 @@ class RoutingEnv:
             first,
             last,
         )
+        prices = np.maximum(self._recent_prices, self._prices)[first:last]
+        seen.privileged[first:last, -1] *= self._weights.get("outstanding", 0.0) / prices
         if self.spec.features_off:
             seen.entities[first:last, :, self._entities_off] = 0.0
             seen.context[first:last, self._context_off] = 0.0

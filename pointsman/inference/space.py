@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
+LEAD = "lead"  # a privileged feature, the last: what the environment itself expects of the future, in rewards
+
+
 class Feature(NamedTuple):
     """One number of an observation, scaled to be comparable with the others."""
 
@@ -27,6 +30,10 @@ class EntitySpace:
     entity_features: tuple[Feature, ...]  # F
     context_features: tuple[Feature, ...]  # C
     privileged_features: tuple[Feature, ...]  # P: for the critic, in training only
+
+    @property
+    def has_lead(self) -> bool:
+        return any(feature.name == LEAD for feature in self.privileged_features[-1:])
 
     @property
     def num_actions(self) -> int:

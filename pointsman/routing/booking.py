@@ -31,7 +31,9 @@ from pointsman.routing.signals import (
     PENDING_CACHED_TOKENS,
     PENDING_PREFILL_TOKENS,
     PREFILL_BACKLOG_S,
+    PREFILL_LOAD,
     PREFILL_S_PER_TOKEN,
+    PREFILL_SHARE,
     REMAINING_TOKENS,
     SCRAPE_AGE_S,
     SCRAPED_AT,
@@ -57,6 +59,7 @@ SLOW = 0.01  # and in the long ones
 RATE_WINDOW_S = 1.0  # the token rate is averaged over about this long
 RATE_SLOW_WINDOW_S = 10.0
 RATE_INTERVAL_S = 0.05  # and brought up to date this often
+PREFILL_WINDOW_S = 10.0  # of the share of time that prompts take
 LEARN_LENGTH = 0.05  # weight of a finished request in the estimate of its length class
 LEARN_HITS = 0.05  # and in the cached share of prompts
 
@@ -105,6 +108,10 @@ def book_sent(router, k, i, prompt_tokens, expected_tokens, links, num_links, an
     signals[PENDING_CACHED_TOKENS, k] += ticket.cached_tokens
     signals[EXPECTED_TOKENS, k] += ticket.expected_output
     signals[SENT_AT_SUM, k] += now
+    signals[PREFILL_LOAD, k] *= math.exp((account.prefill_at - now) / PREFILL_WINDOW_S)
+    computed_tokens = prompt_tokens - ticket.cached_tokens
+    signals[PREFILL_LOAD, k] += computed_tokens * signals[PREFILL_S_PER_TOKEN, k] / PREFILL_WINDOW_S
+    account.prefill_at = now
 
 
 @kernel
@@ -357,6 +364,8 @@ def derive_signals(router, now):
         backlog_s = signals[PENDING_PREFILL_TOKENS, k] * signals[PREFILL_S_PER_TOKEN, k]
         signals[PREFILL_BACKLOG_S, k] = backlog_s
         signals[WORK_S, k] = backlog_s + signals[EXPECTED_TOKENS, k] * signals[DECODE_S_PER_TOKEN, k]
+        faded_s = now - account_at(router.accounts, k).prefill_at
+        signals[PREFILL_SHARE, k] = signals[PREFILL_LOAD, k] * math.exp(-faded_s / PREFILL_WINDOW_S)
         signals[TTFT_TREND_S, k] = signals[TTFT_S, k] - signals[TTFT_SLOW_S, k]
         signals[TOKEN_RATE_TREND, k] = signals[TOKEN_RATE, k] - signals[TOKEN_RATE_SLOW, k]
         signals[SCRAPE_AGE_S, k] = now - signals[SCRAPED_AT, k]

@@ -89,6 +89,15 @@ HIT_GAP = _replica(
 )
 HIT_SHARE = _replica("hit_share", "share", "prefix", "of the prompts lately, found in its cache")
 CACHE_FILL = _replica("cache_fill", "share", "prefix", "of its KV memory that holds something, in use or not")
+PREFILL_SHARE = _replica(
+    "prefill_share", "share", "prefill", "of the last ten seconds that prompts sent there took"
+)
+PREFILL_SHARE_OF_MEAN = _replica(
+    "prefill_share_of_mean", "of the mean, minus 1", "prefill", "the same against the other replicas"
+)
+HARM = _replica("harm", "log2(1 + s/20)", "prefill", "what this prompt costs those already there, together")
+GATHER_RATIO = _replica("gather_ratio", "log2 of the best's", "hint", "waiting added by `gathering`")
+GATHER_GAP = _replica("gather_gap", "log2(1 + s/2)", "hint", "the difference to the best")
 
 PROMPT = _context("prompt", "log2(tokens / 512)", "request", "of the request to place")
 EXPECTED_OUTPUT = _context(

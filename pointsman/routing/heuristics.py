@@ -16,7 +16,15 @@ from pointsman.compiled.memory import float_list
 from pointsman.compiled.random import mix, next_random
 from pointsman.routing.booking import booked_tokens, derive_signals, signals_of
 from pointsman.routing.legality import can_take, has_memory, has_room, is_overdue, is_worth_sending
-from pointsman.routing.observation import delay_added, slowdown_of, usual_excess
+from pointsman.routing.observation import (
+    GATHER,
+    HARM,
+    URGENCY,
+    delay_added,
+    gathered_delay,
+    slowdown_of,
+    usual_excess,
+)
 from pointsman.routing.records import link_at
 from pointsman.routing.signals import (
     ACCEPTING,
@@ -88,6 +96,13 @@ HOLD_UNTIL_ROOM = _heuristic(
 )
 LATE_BINDING = _heuristic(
     "late-binding", "least-delay, held at the router while no replica has room and few are held"
+)
+GATHERING = _heuristic(
+    "gathering",
+    "like late-binding, but long prompts gather where few streams are, which they would interrupt",
+    Parameter("urgency", URGENCY, 1.0, 200.0, "weight of the wait for its first token"),
+    Parameter("gather", GATHER, 0.0, 100.0, "how much prompts sent there lately keep streams away"),
+    Parameter("harm", HARM, 0.0, 10.0, "weight of what a prompt costs the streams already there"),
 )
 _CACHE_THRESHOLD = Parameter(
     "cache_threshold", 0.3, 0.0, 1.0, "cached share of the prompt above which the cache decides"
@@ -167,7 +182,7 @@ def choose_by_rule(router, memory, policy, ask, now):
     if not is_overdue(router, ask, now):
         if kind == HOLD_UNTIL_ROOM:
             forbid_without_room(router, policy, scores, ask)
-        elif kind == LATE_BINDING:
+        elif kind in (LATE_BINDING, GATHERING):
             forbid_binding_early(router, policy, scores, ask)
     return lowest(memory, scores, kind != VIDUR_LOR) + 1
 
@@ -199,6 +214,19 @@ def fill_scores(router, memory, policy, scores, ask):
         for k in range(router.num_replicas):
             slowdown = slowdown_of(signals, k, usual)
             scores[k] = delay_added(signals, k, ask.prompt_tokens, ask.expected_output, slowdown)
+    elif kind == GATHERING:
+        usual = usual_excess(signals, router.num_replicas)
+        for k in range(router.num_replicas):
+            scores[k] = gathered_delay(
+                signals,
+                k,
+                ask.prompt_tokens,
+                ask.expected_output,
+                slowdown_of(signals, k, usual),
+                parameters[0],
+                parameters[1],
+                parameters[2],
+            )
     elif kind == LEAST_KV:
         for k in range(router.num_replicas):
             scores[k] = signals[SCRAPED_KV_USE, k]

@@ -140,6 +140,7 @@ class PolicyTables:
 
     def _fill_heuristic(self, row: Any, spec: PolicySpec) -> None:
         row.kind = HEURISTICS[spec.kind].kind
+        row.reads_derived = spec.kind == "gathering"  # the share of time that prompts take
         row.kv_limit = spec.kv_limit
         row.prefill_limit = spec.prefill_limit_tokens
         parameters = np.zeros(heuristics.MAX_PARAMETERS)

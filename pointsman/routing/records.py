@@ -43,6 +43,7 @@ ACCOUNT = np.dtype(
         # Tickets without a first token, in the order in which they were sent.
         ("waiting_head", "i8"),
         ("waiting_tail", "i8"),
+        ("prefill_at", "f8"),  # up to when `prefill_load` has faded
         ("num_silent", "i8"),  # of those, how many do not stream
         ("rate_since", "f8"),
         ("rate_tokens", "i8"),  # seen since then

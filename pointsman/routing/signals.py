@@ -78,6 +78,9 @@ TOKEN_RATE_SLOW = _signal("token_rate_slow", "tokens/s", OWN, SUM, "the same ove
 HIT_SHARE = _signal(
     "hit_share", "share", OWN, MEASURED, "moving average of the cached share of prompts, by the server's word"
 )
+PREFILL_LOAD = _signal(
+    "prefill_load", "share", OWN, SUM, "prefill time of the prompts sent lately, when the last one was sent"
+)
 ACCEPTING = _signal("accepting", "0 or 1", OWN, SAME, "healthy and not draining")
 SCRAPED_RUNNING = _signal(
     "scraped_running", "requests", SCRAPED, SAME, "requests the server says it is running"
@@ -101,6 +104,9 @@ KV_USE = _signal("kv_use", "share", DERIVED, SAME, "tokens of the outstanding re
 REMAINING_TOKENS = _signal("remaining_tokens", "tokens", DERIVED, SAME, "estimated output still to come")
 PREFILL_BACKLOG_S = _signal("prefill_backlog_s", "s", DERIVED, SAME, "time to prefill what waits")
 WORK_S = _signal("work_s", "s", DERIVED, SAME, "estimated time to drain everything outstanding")
+PREFILL_SHARE = _signal(
+    "prefill_share", "share", DERIVED, SAME, "of the last ten seconds that prompts sent there took, or take"
+)
 TTFT_TREND_S = _signal(
     "ttft_trend_s", "s", DERIVED, SAME, "short minus long moving average of the time to first token"
 )

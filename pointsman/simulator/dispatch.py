@@ -91,6 +91,7 @@ def act(sim, action):
         sim.held_s += sim.now - request.arrived_at
     request.dispatched_at = sim.now
     replica.num_sent += 1
+    replica.sum_decode += request.num_decode
     pass_api_server(sim, k, i)
     outstanding = signals_of(sim.router)[OUTSTANDING, k]
     ask = sim.ask
@@ -229,6 +230,7 @@ def fail(sim, k):
     replica.sum_processed = 0
     replica.next_finish = FAR
     replica.reached_at = 0.0
+    replica.sum_decode = 0
     for phase in range(replica.block_size):
         phase_count[phase] = 0
     update_gauges(replica)

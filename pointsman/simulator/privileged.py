@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pointsman.compiled.jit import kernel
-from pointsman.inference.space import Feature
+from pointsman.inference.space import LEAD, Feature
 from pointsman.routing.booking import signals_of
 from pointsman.routing.observation import TTFT_LIMIT_S, log2p
-from pointsman.routing.signals import PENDING_PREFILL_TOKENS, PREFILL_S_PER_TOKEN
+from pointsman.routing.signals import (
+    DECODE_S_PER_TOKEN,
+    GENERATED_TOKENS,
+    OUTSTANDING,
+    PENDING_PREFILL_TOKENS,
+    PREFILL_LOAD,
+    PREFILL_S_PER_TOKEN,
+    STEP_FLOOR_S,
+)
 from pointsman.simulator.state import replica_at
 
 _declared: list[Feature] = []
@@ -32,6 +40,7 @@ NUM_OF_EACH = len(_declared)
 PRIVILEGED_FEATURES = (
     *_declared,
     *(feature._replace(name=f"shadow_{feature.name}") for feature in _declared),
+    Feature(LEAD, "reward", "privileged", "time ahead of the shadow's requests less that of its own, roughly"),
 )
 
 
@@ -60,3 +69,29 @@ def fill_privileged(sim, privileged, which):
     privileged[start + OUTPUT_LEFT] = log2p(sim.num_decode_left / (4096.0 * num_replicas))
     privileged[start + BACKLOG] = log2p(sum_backlog_s / num_replicas / TTFT_LIMIT_S)
     privileged[start + MAX_BACKLOG] = log2p(max_backlog_s / TTFT_LIMIT_S)
+
+
+@kernel
+def time_ahead(sim):
+    """Request-seconds that what is in the system will still take, by a plain model of its true output.
+
+    Every token of a stream takes a step of its replica as full as it is now, stretched by the prompts that
+    came lately; what waits to be prefilled delays all who are there. What the router still has is taken to go
+    to a replica like the mean of all.
+    """
+    signals = signals_of(sim.router)
+    num_replicas = sim.router.num_replicas
+    total_s = sum_step_s = sum_harm_s = 0.0
+    queued = float(sim.num_decode_left)
+    for k in range(num_replicas):
+        replica = replica_at(sim.replicas, k)
+        others = signals[OUTSTANDING, k]
+        step_s = signals[STEP_FLOOR_S, k] + others * signals[DECODE_S_PER_TOKEN, k]
+        step_s *= replica.slowdown * (1.0 + signals[PREFILL_LOAD, k])
+        left = replica.sum_decode - signals[GENERATED_TOKENS, k]
+        harm_s = others * replica.slowdown * signals[PREFILL_S_PER_TOKEN, k]  # of a prompt token
+        total_s += left * step_s + harm_s * signals[PENDING_PREFILL_TOKENS, k]
+        sum_step_s += step_s
+        sum_harm_s += harm_s
+        queued -= left
+    return total_s + (queued * sum_step_s + sim.queued_prompt * sum_harm_s) / num_replicas

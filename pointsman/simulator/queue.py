@@ -26,6 +26,7 @@ def push_queue(sim, i):
         request_at(sim.requests, sim.queue_tail).next = i
     sim.queue_tail = i
     sim.router.queue_size += 1
+    sim.queued_prompt += request_at(sim.requests, i).num_prefill
 
 
 @kernel
@@ -33,6 +34,7 @@ def pop_queue(sim):
     i = sim.queue_head
     sim.queue_head = request_at(sim.requests, i).next
     sim.router.queue_size -= 1
+    sim.queued_prompt -= request_at(sim.requests, i).num_prefill
     return i
 
 
@@ -63,6 +65,7 @@ def give_back(sim, k, i):
     if after == NOBODY:
         sim.queue_tail = i
     sim.router.queue_size += 1
+    sim.queued_prompt += request.num_prefill
 
 
 @kernel

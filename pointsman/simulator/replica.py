@@ -407,6 +407,7 @@ def finish(sim, k, i):
     elif replica.cache == 0:
         replica.used_blocks -= blocks_for(request.limit - 1, replica.block_size)
     replica.num_holding -= 1
+    replica.sum_decode -= request.num_decode
     outstanding = signals_of(sim.router)[OUTSTANDING, k]
     num_output = request.limit - request.num_prefill
     if num_output < request.num_decode:

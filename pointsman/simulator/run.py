@@ -14,7 +14,7 @@ from pointsman.routing.observation import observe
 from pointsman.simulator.dispatch import act, hold
 from pointsman.simulator.loop import advance
 from pointsman.simulator.measures import integrate_load
-from pointsman.simulator.privileged import fill_privileged
+from pointsman.simulator.privileged import fill_privileged, time_ahead
 from pointsman.simulator.state import DECISION, DONE, READY
 
 
@@ -60,7 +60,7 @@ def look(clusters, policies, shadows, entities, context, legal, privileged, firs
     """Fill the observations of clusters first..last-1.
 
     entities [N, R, F], context [N, C], legal [N, R + 1], privileged [N, P]; R is the room for replicas. What
-    only a critic may see comes from the cluster's true state and from its shadow.
+    only a critic may see comes from the cluster's true state and from its shadow; the last is in seconds.
     """
     num_slots = entities.shape[1]
     for i in range(first, last):
@@ -77,6 +77,7 @@ def look(clusters, policies, shadows, entities, context, legal, privileged, firs
         )
         fill_privileged(sim, privileged[i], 0)
         fill_privileged(shadows[i], privileged[i], 1)
+        privileged[i, -1] = time_ahead(shadows[i]) - time_ahead(sim)
 
 
 @entry_point

@@ -121,6 +121,7 @@ SIM = np.dtype(
         ("num_first_tokens", "i8"),
         ("num_fast_first_tokens", "i8"),  # within slo_ttft_s
         ("sum_e2e_s", "f8"),  # of the finished requests
+        ("queued_prompt", "i8"),  # tokens of the prompts in the router's queue: for critics only, as the next
         ("num_decode_left", "i8"),  # true output still to come of what is in the system: for critics only
         ("num_logged_batches", "i8"),
     ],
@@ -170,6 +171,7 @@ REPLICA = np.dtype(
         ("reached_at", "f8"),  # time at which the latest request reaches the engine
         ("is_wake_planned", "i4"),  # for a request that is on its way to an idle engine
         ("step_began_at", "f8"),  # the step that runs, or the last one
+        ("sum_decode", "i8"),  # true output of what was sent there and is not over: for critics only
         ("is_power_limited", "i4"),
         ("power_w", "f8"),  # drawn at full clocks, averaged over the power limit's window
         ("power_at", "f8"),  # time up to which that is known

@@ -91,6 +91,10 @@ class PpoSpec(Spec):
     clip_value: float | None = Field(
         default=None, gt=0, description="a value may move this far an update [std of returns]; null: off"
     )
+    lead: bool = Field(
+        default=True,
+        description="values are what the environment says of the future, where it does, plus the critic's",
+    )
     value_coef: float = Field(default=0.5, ge=0, description="weight of the value loss")
     max_grad_norm: float = Field(default=0.5, gt=0, description="length of a gradient, at most")
     target_kl: float | None = Field(

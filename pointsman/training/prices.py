@@ -27,18 +27,18 @@ BREACH = "eval_breach"  # metrics eval_breach/<limit>/<group>: how far beyond it
 
 class PriceSpec(Spec):
     start: dict[str, float] = Field(
-        default={"ttft_p99": 0.015, "e2e_p99": 0.04}, description="price of a limit at first; others: 0.02"
+        default={"ttft_p99": 0.005, "e2e_p99": 0.02}, description="price of a limit at first; others: 0.02"
     )
     range: float = Field(
         default=32.0, ge=1, description="at most this many times dearer or cheaper; 1: fixed"
     )
-    proportional: float = Field(default=2.0, ge=0, description="of the breach, on the logarithm of the price")
-    integral: float = Field(default=1.5, ge=0, description="of the sum of breaches, one an evaluation")
+    proportional: float = Field(default=4.0, ge=0, description="of the breach, on the logarithm of the price")
+    integral: float = Field(default=3.0, ge=0, description="of the sum of breaches, one an evaluation")
     derivative: float = Field(
         default=2.0, ge=0, description="of what a breach grew since the last evaluation"
     )
     slack: float = Field(
-        default=0.3, ge=0, le=1, description="of all these while a limit holds: a price falls slowly"
+        default=1.0, ge=0, le=1, description="of all these while a limit holds; below 1 a price falls slowly"
     )
     clip: float = Field(default=0.3, gt=0, description="a larger breach counts as this")
 

@@ -192,6 +192,26 @@ class Trainer:
             ).numpy()
         return network.value_scale.denormalise(values.double()).numpy(), final_values
 
+    def _leads(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What the environment itself says of the future [T + 1, N], and at the ends of episodes [T, N].
+
+        The network's values come on top: it need not learn what a plain model knows, and a decision shows in
+        the next value instead of in the rewards of the next minute.
+        """
+        buffers = self.buffers
+        lead = np.zeros((buffers.num_steps + 1, buffers.num_envs))
+        final_lead = np.zeros((buffers.num_steps, buffers.num_envs))
+        if not (self.ppo.lead and self.network.space.has_lead):
+            return lead, final_lead
+        lead += buffers.arrays.privileged[..., -1]
+        for end in buffers.endings:
+            final_lead[end.t, end.envs] = end.observation.privileged[:, -1].numpy()
+        if self.reward_scale is not None:
+            scale = self.reward_scale.scale(buffers.groups)
+            lead /= np.concatenate((scale, scale[-1:]))
+            final_lead /= scale
+        return lead, final_lead
+
     def compute_gae(self, knobs: Knobs) -> Batch:
         """The rollout as a flat batch, with advantages and returns."""
         buffers, scale = self.buffers, self.network.value_scale
@@ -201,9 +221,17 @@ class Trainer:
         if self.reward_scale is not None:
             self.reward_scale.update(rewards, discount, buffers.groups, self.ranks.total)
             rewards = rewards / self.reward_scale.scale(buffers.groups)
+        lead, final_lead = self._leads()
         advantages, returns = gae(
-            rewards, values, final_values, buffers.terminated, buffers.truncated, discount, trace
+            rewards,
+            values + lead,
+            final_values + final_lead,
+            buffers.terminated,
+            buffers.truncated,
+            discount,
+            trace,
         )
+        returns -= lead[:-1]
         if self.num_updates < self.ppo.critic_first:
             advantages = np.zeros_like(advantages)
         # The scale moves first: then returns and values are in the unit that the network predicts in.

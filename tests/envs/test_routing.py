@@ -598,3 +598,49 @@ def test_difficulty_is_taken_back_by_an_empty_stage() -> None:
 def test_a_cluster_too_large_for_the_observation_is_named() -> None:
     with pytest.raises(InputError, match="an episode has 4 replicas"):
         make_env(1, max_replicas=3).reset(0)
+
+
+# The lead ---------------------------------------------------------------------------------------------------
+
+
+def test_the_lead_counts_all_that_is_still_to_come() -> None:
+    """Failures, requests that grow too long and held ones included."""
+    env = make_env(num_envs=4, scenarios=["failure", "tight-memory"], decisions=4000, warmup_requests=0)
+    rng = np.random.default_rng(0)
+    seen = env.reset(1)
+    for t in range(800):
+        seen = env.step(any_legal(seen, rng)).observation
+        if t % 100 == 0:
+            for i in range(4):
+                clusters = env._clusters[i]
+                assert clusters is not None
+                for number, sim in enumerate((env._sims[i], env._shadows[i])):
+                    assert_everything_is_counted(sim, clusters.requests[number], clusters.replicas[number])
+
+
+def test_the_lead_foresees_what_will_be_earned() -> None:
+    env = make_env(num_envs=8, scenarios=["steady-chat"], decisions=4000, warmup_requests=0)
+    rng = np.random.default_rng(0)
+    seen = env.reset(1)
+    leads, earned = [], []
+    for _ in range(1500):
+        leads.append(seen.privileged[:, -1].copy())
+        actions = np.where(rng.random(8) < 0.1, any_legal(seen, rng), env.advise(0))
+        step = env.step(actions)
+        seen = step.observation
+        earned.append(step.terms["outstanding"].copy())
+    total = np.cumsum(earned, axis=0)
+    horizon = 600  # decisions: more than three lifetimes
+    ahead = (total[horizon:] - total[:-horizon]).ravel()
+    lead = np.array(leads)[1 : len(leads) - horizon + 1].ravel()
+    assert 0.5 < np.polyfit(lead, ahead, 1)[0] < 1.7
+    assert np.corrcoef(lead, ahead)[0, 1] > 0.4
+
+
+def assert_everything_is_counted(sim: Any, requests: Any, replicas: Any) -> None:
+    """True output by replica and prompts in the queue, beside sums over the requests."""
+    is_here = (requests["arrived_at"] <= sim.now) & (requests["completed_at"] < 0)
+    for k, replica in enumerate(replicas):
+        assert replica.sum_decode == requests["num_decode"][is_here & (requests["replica"] == k)].sum()
+    is_queued = is_here & (requests["replica"] < 0)
+    assert sim.queued_prompt == requests["num_prefill"][is_queued].sum()

@@ -152,6 +152,7 @@ class Run:
         self.replicas = self.clusters.replicas[0]
         self.table = self.clusters.signals[0]
         self.tickets = self.clusters.arrays("tickets")[0]
+        self.accounts = self.clusters.accounts[0]
         self.batch_log = self.clusters.batch_logs[0]
         self._actions = np.zeros(1, np.int64)
 

@@ -226,6 +226,18 @@ def test_token_rate_is_what_streams_back() -> None:
     assert run.signal("token_rate_slow")[0] == pytest.approx(10.0, rel=1e-3)
 
 
+def test_prefill_load_is_what_prompts_sent_lately_take_of_the_time() -> None:
+    run = Run(make_cluster(replicas=2), random_workload(60, rate_rps=4.0), "least-outstanding").to_end()
+    requests, per_token_s = run.requests, run.signal("prefill_s_per_token")
+    for k in range(2):
+        mine = requests[requests["replica"] == k]
+        last = mine["dispatched_at"].max()
+        fading = np.exp((mine["dispatched_at"] - last) / 10.0)
+        expected = (mine["num_prefill"] * per_token_s[k] / 10.0 * fading).sum()
+        assert run.signal("prefill_load")[k] == pytest.approx(expected)
+        assert run.accounts["prefill_at"][k] == last
+
+
 def test_static_signals_follow_from_the_cost_of_a_step() -> None:
     groups = [{"count": 2}, {"slowdown": 3.0, "scheduler": {"kind": "vllm-v1", "num_blocks": 50}}]
     run = Run(make_cluster(replicas=groups), make_workload([0.0]))

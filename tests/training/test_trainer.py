@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pointsman.errors import InputError
+from pointsman.training.advantages import gae
 from pointsman.training.config import TrainConfig
 from pointsman.training.networks import TensorObservation
 from pointsman.training.ppo import DivergedError, RatioError
@@ -305,3 +306,26 @@ def test_a_run_that_diverges_keeps_its_last_good_state() -> None:
         train(Ranks(), config, host=host)
     assert host.states[-1].values["num_updates"] == 4
     assert all(np.isfinite(array).all() for array in host.states[-1].arrays.values())
+
+
+def test_what_the_environment_expects_counts_as_value_and_not_as_reward() -> None:
+    """With a lead, advantages are those of rewards shaped by it, and the critic learns what is left."""
+    trainer = prepared(fake_config())
+    knobs = trainer.exploration.knobs(0.0)
+    trainer.rollout(knobs)
+    lead = np.random.default_rng(0).normal(size=(trainer.buffers.num_steps + 1, trainer.buffers.num_envs))
+    final = np.random.default_rng(1).normal(size=(trainer.buffers.num_steps, trainer.buffers.num_envs))
+    trainer._leads = lambda: (lead, final)  # type: ignore[method-assign]
+    buffers, (values, final_values) = trainer.buffers, trainer.values()
+    discount, trace = trainer.ppo.discount.arrays(buffers.elapsed_s, buffers.lifetime_s)
+    follows = np.where(buffers.truncated, final, lead[1:]) * ~buffers.terminated
+    batch = trainer.compute_gae(knobs)
+    assert trainer.reward_scale is not None
+    rewards = buffers.rewards / trainer.reward_scale.scale(buffers.groups)
+    shaped = rewards + discount * follows - lead[:-1]
+    expected, returns = gae(
+        shaped, values, final_values, buffers.terminated, buffers.truncated, discount, trace
+    )
+    np.testing.assert_allclose(batch.advantages.numpy(), expected.ravel(), atol=1e-5)
+    unit = trainer.network.value_scale
+    np.testing.assert_allclose(unit.denormalise(batch.returns.double()).numpy(), returns.ravel(), atol=1e-4)
