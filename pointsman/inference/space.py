@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-
 LEAD = "lead"  # a privileged feature, the last: what the environment itself expects of the future, in rewards
 
 

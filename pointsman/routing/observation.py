@@ -57,8 +57,8 @@ STEP_LIMIT_S = 0.1
 # On selection seeds, 1 to 16 moves `mixed-hardware` from mean end-to-end −15 %, P99 TTFT −36 % to −5 %, −47 %
 # against least-outstanding, and hardly changes equal replicas.
 OWN_WEIGHT = 8.0
-# Of `gathering`. On selection seeds of `steady-chat` this is −4.5 % mean end-to-end, ±0 P99 end-to-end, −32 % P99
-# TTFT against least-outstanding (late-binding: −2.3 %, −2 %, −39 %); a lower urgency gives up more of the tail.
+# Of `gathering`. On selection seeds of `steady-chat`: −4.6 % mean end-to-end and −32 % P99 TTFT against
+# least-outstanding (late-binding: −2.3 %, −39 %); a lower urgency gives up more of the tail.
 URGENCY = 30.0
 GATHER = 8.0
 HARM = 1.5

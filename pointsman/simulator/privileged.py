@@ -40,7 +40,7 @@ NUM_OF_EACH = len(_declared)
 PRIVILEGED_FEATURES = (
     *_declared,
     *(feature._replace(name=f"shadow_{feature.name}") for feature in _declared),
-    Feature(LEAD, "reward", "privileged", "time ahead of the shadow's requests less that of its own, roughly"),
+    Feature(LEAD, "reward", "privileged", "time ahead of the shadow's requests less that of its own"),
 )
 
 

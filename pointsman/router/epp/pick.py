@@ -60,6 +60,7 @@ class Pick:
     hold_until = NEVER
     tried: Collection[int] = ()
     request_id = ""
+    prompt_text = links = b""
     # How it goes.
     num_retries = 0
     replica_name = NO_REPLICA
@@ -268,6 +269,10 @@ class Pick:
         self.model, self.max_tokens, self.generates = facts.model, facts.max_tokens, facts.generates
         estimate = facts.prompt_tokens
         self.prompt_tokens = estimate if facts.is_counted else self._proxy.books.prompt_length(estimate)
+        self.prompt_text = facts.text
+        hash_prompt = self._proxy.hash_prompt
+        if hash_prompt and facts.text:
+            self.links = hash_prompt(facts.text, self.prompt_tokens, *facts.marks)
         self.session_name = facts.session
         if facts.session:
             self.session = session_number(facts.session)
@@ -284,7 +289,9 @@ class Pick:
 
     def _book(self, replica: Replica, now: float) -> None:
         self._replica, self.replica_name = replica, replica.name
-        self._ticket = self._proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams)
+        self._ticket = self._proxy.books.sent(
+            replica.slot, self.prompt_tokens, now, self._streams, self.links
+        )
         replica.num_outstanding += 1
         replica.num_sent += 1
 
@@ -329,10 +336,12 @@ class Pick:
         if self.state != ANSWERED:
             return
         now = monotonic()
-        prompt_tokens, output_tokens = read_usage(self._last_but_one[-4096:] + self._last[-8192:])
+        prompt_tokens, output_tokens, cached_tokens = read_usage(
+            self._last_but_one[-4096:] + self._last[-8192:]
+        )
         if self._replica is not None:
             if self._status < 400:
-                self._proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens)
+                self._proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens, cached_tokens)
             else:
                 self._proxy.books.failed(self._ticket, now)
             has_succeeded = self._status not in RETRIED_STATUSES
