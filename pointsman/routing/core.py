@@ -64,8 +64,8 @@ class Core:
     ) -> None:
         """`policy`: a heuristic, `default`, a run directory or a file.
 
-        `replicas`: their names, or for each what is known of its speed and memory (calibration.FIGURES); the
-        rest is estimated from the traffic. `shared`: the books of all processes, ours the one at `index`.
+        `replicas`: their names, or for each what is said of its speed and memory (calibration.FIGURES), which
+        traffic corrects. `shared`: the books of all processes, ours the one at `index`.
         """
         self._books = Books(now, shared, index)
         self._slots: dict[str, int] = {}
@@ -170,6 +170,10 @@ class Core:
     def signals(self, replica: str) -> dict[str, float]:
         """What is known of a replica, by the names of signals.py."""
         return self._books.replica_signals(self._slot(replica))
+
+    def why(self) -> str:
+        """The last decision in a sentence: ask right after `decide`."""
+        return self._decider.reason().sentence()
 
     def explain(self) -> dict[str, Any]:
         """Why the last decision was made: ask right after `decide`, before anything else is booked."""

@@ -92,6 +92,7 @@ class HealthWatch:
             return
         gauges = read_gauges(answer.body) if answer.status == 200 else None
         if gauges is not None and replica.slot in self._registry.by_slot:
+            replica.has_gauges = True
             self._books.scraped(replica.slot, *gauges, monotonic())
             self._wake()
 

@@ -1,7 +1,8 @@
 """Anonymised traffic, as JSON lines that `simulate`, `compare` and `train` read back as a trace.
 
-Arrival, lengths, a hash of the session that means nothing outside this file, and the outcome. A request that
-brought no output is written with 1 token, the least a trace can hold; `outcome` tells it apart.
+Arrival, lengths, a hash of the session that means nothing outside this file, the outcome, where it went and
+how long it took (`calibrate --traffic` reads that), and what the router took that server's speed to be. A
+request that brought no output is written with 1 token, the least a trace can hold; `outcome` tells it apart.
 """
 
 from __future__ import annotations
@@ -20,12 +21,21 @@ _MAX_BUFFERED = 1000
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class _Line(msgspec.Struct, gc=False):
-    arrived_at: float  # seconds since recording began
+class RecordedRequest(msgspec.Struct, gc=False):
+    arrived_at: float  # in the file: seconds since recording began
     num_prefill_tokens: int
     num_decode_tokens: int
-    session_id: str | None
+    session_id: str | None  # in the file: a hash
     outcome: str
+    policy: str  # who sent it where it went
+    server: str | None
+    ttft_s: float | None  # None: it did not stream
+    e2e_s: float
+    # Of the server, as the router took it when the request was over.
+    step_floor_s: float | None
+    decode_s_per_token: float | None
+    prefill_s_per_token: float | None
+    speed_error: float | None  # relative standard error of a typical step; None: not known
 
 
 @dataclass(frozen=True)
@@ -53,17 +63,16 @@ class Recorder:
         self._file = recording.path.open("ab", buffering=0)
         self._started_at = recording.started_at
         self._salt = recording.salt
-        self._lines: list[_Line] = []
+        self._lines: list[RecordedRequest] = []
         self._num_lost = 0
 
-    def add(
-        self, arrived_at: float, prompt_tokens: int, output_tokens: int, session: str | None, outcome: str
-    ) -> None:
-        since_start = int((arrived_at - self._started_at) * 1e6)  # µs
-        session_id = self._hash(session) if session else None
-        self._lines.append(
-            _Line(since_start / 1e6, prompt_tokens or 1, output_tokens or 1, session_id, outcome)
-        )
+    def add(self, request: RecordedRequest) -> None:
+        """`arrived_at` of the router's clock, `session_id` as the client gave it."""
+        request.arrived_at = int((request.arrived_at - self._started_at) * 1e6) / 1e6
+        request.session_id = self._hash(request.session_id) if request.session_id else None
+        request.num_prefill_tokens = request.num_prefill_tokens or 1
+        request.num_decode_tokens = request.num_decode_tokens or 1
+        self._lines.append(request)
         if len(self._lines) > _MAX_BUFFERED:
             self.flush()
 
