@@ -16,6 +16,7 @@ class Job(NamedTuple):
     duration: float
     gpus: int
     priority: int
+    deadline: float = math.inf
 
     @property
     def work(self) -> float:
@@ -43,6 +44,7 @@ class JobsTwin:
     max_steps: int = 2000
     slack: float = 1.3
     noop_price: float = 0.05
+    deadline_price: float = 1.0
     now: float = 0.0
     steps: int = 0
     queue: list[int] = field(default_factory=list)
@@ -51,6 +53,7 @@ class JobsTwin:
     owner: list[int | None] = field(default_factory=list)  # of each GPU
     done: list[int] = field(default_factory=list)
     started: dict[int, float] = field(default_factory=dict)
+    missed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.owner = [None] * self.num_gpus
@@ -95,6 +98,9 @@ class JobsTwin:
         elapsed = self.now - before
         all_done = not (self.queue or self.ends or self.to_come)
         cut_off = not all_done and (self.now >= self.horizon or self.steps >= self.max_steps)
+        newly_missed = self.too_late(cut_off) - self.missed
+        self.missed |= newly_missed
+        num_deadlines = sum(job.deadline < math.inf for job in self.jobs)
         unfinished = self.total - math.fsum(self.jobs[i].work for i in self.done)
         terms = {
             "completed": completed / self.total,
@@ -102,8 +108,22 @@ class JobsTwin:
             "noop": -self.noop_price * self.available() if could_start and not starts else 0.0,
             "finished": max(0.0, (self.horizon - self.now) / self.horizon) if all_done else 0.0,
             "unfinished": -unfinished / self.total if cut_off else 0.0,
+            "missed": -self.deadline_price * len(newly_missed) / max(1, num_deadlines),
         }
         return Outcome(terms, elapsed, all_done, cut_off, invalid)
+
+    def too_late(self, cut_off: bool) -> set[int]:
+        """The jobs that have a deadline and miss it, as far as that is known."""
+        late = {i for i, at in self.started.items() if at + self.jobs[i].duration > self.jobs[i].deadline}
+        if cut_off:
+            return late | {
+                i for i, job in enumerate(self.jobs) if i not in self.started and job.deadline < math.inf
+            }
+        return late | {i for i in self.queue if not self.meets(i)}
+
+    def meets(self, i: int) -> bool:
+        """Whether it ends by its deadline if it starts now."""
+        return self.now + self.jobs[i].duration <= self.jobs[i].deadline
 
     def start(self, i: int) -> None:
         self.queue.remove(i)
@@ -147,8 +167,19 @@ class JobsTwin:
             return [sum(time <= limit for time in times) / self.num_gpus for limit in limits]
         return [0.0] * self.num_gpus
 
-    def job_rows(self, has_all: bool) -> list[list[float]]:
-        return [self.job_row(i, has_all) for i in self.visible]
+    def job_rows(self, has_all: bool, has_deadlines: bool = False) -> list[list[float]]:
+        return [
+            [*self.job_row(i, has_all), *(self.deadline_row(i) if has_deadlines else [])]
+            for i in self.visible
+        ]
+
+    def deadline_row(self, i: int) -> list[float]:
+        job, due = self.jobs[i], [k for k in self.visible if self.meets(k)]
+        due = [k for k in due if self.jobs[k].deadline < math.inf]
+        sooner = [k for k in due if i not in due or self.jobs[k].deadline < job.deadline]
+        slack = job.deadline - self.now - job.duration
+        share = 1.0 if slack == math.inf else slack / (abs(slack) + job.duration)
+        return [float(i in due), share, len(sooner) / len(self.visible)]
 
     def job_row(self, i: int, has_all: bool) -> list[float]:
         job, others = self.jobs[i], [self.jobs[k] for k in self.visible]
@@ -229,6 +260,16 @@ def easy_backfill(twin: JobsTwin) -> int:
     return 0
 
 
+def earliest_deadline(twin: JobsTwin) -> int:
+    """Deadlines that are lost already count no more than none."""
+
+    def due(k: int) -> float:
+        i = twin.visible[k]
+        return twin.jobs[i].deadline if twin.meets(i) else math.inf
+
+    return 1 + min((k for k, i in enumerate(twin.visible) if twin.fits(i)), key=due, default=-1)
+
+
 HEURISTICS: dict[str, Callable[[JobsTwin], int]] = {
     "fifo": best_by(lambda twin, job: 0.0),
     "sjf": best_by(lambda twin, job: -job.duration),
@@ -238,4 +279,5 @@ HEURISTICS: dict[str, Callable[[JobsTwin], int]] = {
     "easy-backfill": easy_backfill,
     "best-fit": best_by(lambda twin, job: (-(twin.idle - job.gpus), job.duration)),
     "priority-first": best_by(lambda twin, job: job.priority),
+    "earliest-deadline": earliest_deadline,
 }

@@ -80,7 +80,7 @@ def open_items(made: Router) -> dict[str, float]:
     """What the router believes to be under way."""
     last = json.loads(get(f"{made.admin_url}/admin/decisions?last=1"))["last"]
     names = ("outstanding", "waiting", "pending_prefill_tokens", "context_tokens")
-    return {name: sum(replica[name] for replica in last["why"]["replicas"]) for name in names}
+    return {name: sum(replica[name] for replica in last["seen"]["replicas"]) for name in names}
 
 
 class Since:

@@ -9,8 +9,9 @@ import typer
 
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
-from pointsman.cli.options import AsJson
+from pointsman.cli.options import AsJson, Overrides
 from pointsman.cli.returns import env_section, refuse_routing_options
+from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from pointsman.evaluation.audit import Audited
@@ -32,8 +33,9 @@ def audit_features(
     ] = 20_000,
     env: Annotated[
         str | None,
-        typer.Option("--env", metavar="NAME", help="Another problem than routing: jobs."),
+        typer.Option("--env", metavar="NAME", help="Another problem than routing: jobs. --set changes it."),
     ] = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show range, variance and oddities of every feature that a learned policy sees.
@@ -53,11 +55,14 @@ def audit_features(
     if env is not None and env != "routing":
         refuse_routing_options({"--scenario": scenario}, env)
         scenarios = [env]
-        names = asked or list(make_judge({"kind": env}).heuristics)
-        envs = make_env(env_section({"kind": env, "teachers": names}, []), len(names))
+        section = env_section({"kind": env}, overrides or [])
+        names = asked or list(make_judge(section).rivals)
+        envs = make_env(section | {"teachers": names}, len(names))
         with compilation_announced(), progress("simulating", 1.0) as advance:
             features = audit.audit_env(envs, envs.metadata["entity"], names, decisions, advance=advance)
     else:
+        if overrides:
+            raise InputError("--set", overrides[0], "changes another problem than routing", "add --env jobs")
         scenarios = list(SCENARIOS) if "all" in (scenario or ()) else scenario or audit.SCENARIOS
         names = asked or audit.POLICIES
         with compilation_announced(), progress("simulating", 1.0) as advance:

@@ -66,7 +66,7 @@ def compare_returns(
 
     judge = make_judge(section)
     baseline = baseline or judge.baseline
-    names = list(judge.heuristics) if policies is None else list(policies)
+    names = list(judge.rivals) if policies is None else list(policies)
     names = names if baseline in names else [baseline, *names]
     wanted = dict(named_policy(judge, name) for name in names)
     label, _ = named_policy(judge, baseline)
@@ -87,7 +87,7 @@ def evaluate_returns(
 
     judge = make_judge(section)
     judged, _ = named_policy(judge, policy)
-    others = list(judge.heuristics) if against is None else list(against)
+    others = list(judge.rivals) if against is None else list(against)
     wanted = dict(named_policy(judge, name) for name in [policy, *others])
     if len(wanted) < 2:
         raise InputError("--against", ",".join(others), "is the policy itself", "name others")
@@ -148,8 +148,8 @@ def _print_report(report: ReturnsReport) -> None:
     for row in report.rows():
         mean = f"[bold]{_escaped(row.mean)}[/bold]" if row.is_best else _escaped(row.mean)
         gain = f"[{COLOURS[row.direction]}]{_escaped(row.gain)}[/{COLOURS[row.direction]}]"
-        shares = (share.replace(" %", "%") for share in row.shares)
-        table.add_row(row.policy, mean, row.worst_block, gain, *shares)
+        shown = (text.replace(" %", "%") for text in row.shown)
+        table.add_row(row.policy, mean, row.worst_block, gain, *shown)
     console.print(table, "")
     for note in report.notes():
         console.print(note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from contextlib import ExitStack
@@ -29,6 +30,7 @@ LATENCY_NAMES = {
     "queueing": "queueing",
 }
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+NUM_HIT_WINDOWS = 60
 
 
 def simulate(
@@ -116,8 +118,17 @@ def _as_json(prepared: Prepared, outcome: Outcome, wall_s: float) -> dict[str, A
         "trace": asdict(reading) if (reading := prepared.workload.reading) else None,
         "metrics": outcome.metrics,
         "replicas": _replica_figures(prepared, outcome),
+        **(_hits(outcome) if "hit_share" in outcome.metrics else {}),
         "timings": {"wall_s": wall_s, "requests_per_wall_s": len(outcome.requests) / wall_s},
     }
+
+
+def _hits(outcome: Outcome) -> dict[str, Any]:
+    from pointsman.experiments.metrics import hits_over_time
+
+    window_s, shares = hits_over_time(outcome.requests, len(outcome.replicas), NUM_HIT_WINDOWS)
+    rows = [[None if math.isnan(share) else share for share in row] for row in shares.tolist()]
+    return {"hits_over_time": {"window_s": window_s, "hit_share": rows}}
 
 
 def _replica_figures(prepared: Prepared, outcome: Outcome) -> list[dict[str, Any]]:

@@ -214,7 +214,8 @@ class GymJobsEnv(GymEnv):
 
     Reward, in shares of the episode's work: work of the job that completes; minus time over horizon times the
     work that waits or runs; minus 0.05 of that for starting nothing although a job fits. At the end plus the
-    share of the horizon that is left, if all jobs are done, or minus the work of those that are not.
+    share of the horizon that is left, if all jobs are done, or minus the work of those that are not. With
+    deadlines (`workload={"deadline_slack": [5, 100]}`), minus the share of these that is missed.
 
     End: terminated when all jobs are done; truncated at the horizon or after `max_steps`.
 

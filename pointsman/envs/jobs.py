@@ -7,7 +7,8 @@ features of `jobs.observation`; `features: original` shows those of the publishe
 Action: 0 starts nothing, k starts the k-th job of the window. Legal if that job exists and enough GPUs are
 idle; an illegal action counts as 0 and is reported. Starting nothing is always legal. After every action the
 cluster moves on by exactly one event, an arrival or a completion, if there is one.
-Reward: `jobs.kernel.pay`. The return of an episode is about 0.9 at the very best.
+Reward: `jobs.kernel.pay`. The return of an episode is about 0.9 at the very best; where jobs have deadlines,
+each that is missed costs its share of `deadline_price`.
 Episode: ends when no job waits, runs or is to arrive; cut off at the horizon (1.3 times the time that perfect
 packing would take after the last arrival) or after `max_steps`. What is then unfinished is paid for at once,
 so nothing comes after: such a step is truncated, as published, and terminated as well, as learning needs it.
@@ -26,11 +27,11 @@ from pointsman.envs.entity import Bools, Episode, Observation, Step
 from pointsman.envs.episodes import FIRST_TRAINING_SEED, SEED_RANGE
 from pointsman.errors import InputError
 from pointsman.jobs.clusters import JobClusters, JobPolicyTables
-from pointsman.jobs.heuristics import HEURISTICS
+from pointsman.jobs.heuristics import HEURISTICS, heuristics_for
 from pointsman.jobs.observation import LOOKAHEADS, job_space
 from pointsman.jobs.rollout import advise, decide_all, look, play_all
-from pointsman.jobs.state import CUT_OFF, GOING_ON, SHAPING, TERMS
-from pointsman.jobs.workload import JobsWorkloadSpec, draw_jobs
+from pointsman.jobs.state import CUT_OFF, GOING_ON, MISSED, SHAPING, TERMS
+from pointsman.jobs.workload import JobsWorkloadSpec, draw_jobs, has_deadlines
 from pointsman.spec import Spec, parse_spec
 
 BASELINE = "sjf"  # what most schedulers would be glad to know how to do
@@ -63,6 +64,11 @@ class JobsSpec(Spec):
         default=0.05,
         description="for starting nothing although a job fits, in shares of the work that is available; "
         "below 0 it is rewarded",
+    )
+    deadline_price: float = Field(
+        default=1.0,
+        ge=0,
+        description="of missing all deadlines; for one, its share. Counts where the workload has deadlines",
     )
     shaping: bool = Field(
         default=False,
@@ -103,6 +109,7 @@ def make_clusters(spec: JobsSpec, num_clusters: int) -> JobClusters:
         spec.max_steps,
         spec.horizon_slack,
         spec.noop_price,
+        spec.deadline_price,
     )
 
 
@@ -114,14 +121,16 @@ class JobsEnv:
         self.num_envs = num_envs
         self.groups: tuple[str, ...] = ("jobs",)
         self.group: NDArray[np.int64] = np.zeros(num_envs, np.int64)
-        self.space = job_space(spec.num_gpus, spec.window, spec.features == "full")
+        self._has_deadlines = has_deadlines(spec.workload, spec.num_gpus)
+        self.space = job_space(spec.num_gpus, spec.window, spec.features == "full", self._has_deadlines)
         section = {"kind": "jobs", **spec.model_dump(mode="json")}
         self.metadata: dict[str, Any] = {"entity": "job", "env": section}
         self.teachers = spec.teachers if BASELINE in spec.teachers else (*spec.teachers, BASELINE)
         self.baseline = BASELINE
         self.set_difficulty({})
         self._lookahead = LOOKAHEADS[spec.lookahead]
-        self._terms = (*TERMS, SHAPING) if spec.shaping else TERMS
+        terms = {SHAPING: spec.shaping, MISSED: self._has_deadlines}
+        self._terms = (*TERMS, *(name for name, is_there in terms.items() if is_there))
         self._teachers = [JobPolicyTables(name, num_envs, spec.window) for name in self.teachers]
         self._clusters = make_clusters(spec, num_envs)
         self._observation = self._empty_observation()
@@ -148,6 +157,11 @@ class JobsEnv:
         if workload.max_duration_s != self.spec.workload.max_duration_s:
             remedy = "observations are scaled by it: leave it out"
             raise InputError("difficulty.max_duration_s", workload.max_duration_s, "cannot change", remedy)
+        if workload.deadline_slack is not None and not self._has_deadlines:
+            remedy = "give env.workload.deadline_slack too: what is observed cannot change"
+            raise InputError(
+                "difficulty.deadline_slack", workload.deadline_slack, "env.workload has none", remedy
+            )
         self._workload = workload
 
     def reset(self, seed: int) -> Observation:
@@ -162,7 +176,7 @@ class JobsEnv:
 
     def _warm_up(self) -> None:
         tables = JobPolicyTables(BASELINE, self.num_envs, self.spec.window)
-        kernels = [one.kernel for one in HEURISTICS.values()]
+        kernels = [HEURISTICS[name].kernel for name in heuristics_for(self._has_deadlines)]
         tables.rows.kind = [rng.choice(kernels) for rng in self._rngs]
         num_steps = np.array([rng.integers(self.spec.warmup_steps + 1) for rng in self._rngs])
         play_all(self._clusters.sims, tables.rows, num_steps, 0, self.num_envs)
@@ -207,8 +221,10 @@ class JobsEnv:
             metrics = {
                 "unfinished_jobs": float(sim.num_jobs - sim.num_completed),
                 "time_used": float(sim.now / sim.horizon_s),
-                "noop_frac": float(sim.num_noops / sim.num_steps),
+                "noop_frac": float(sim.num_noops / max(1, sim.num_choices)),
             }
+            if self._has_deadlines:
+                metrics["missed_deadlines"] = float(sim.num_missed / max(1, sim.num_deadlines))
             episodes.append(Episode(i, 0, float(sim.episode_return), int(sim.num_steps), metrics))
             self._begin(i)
             self._look(i, i + 1)

@@ -30,7 +30,8 @@ class Judge(Protocol):
 
     baseline: str  # of the heuristics: what others are compared with
     heuristics: Mapping[str, str]  # and what each of them does
-    headers: Mapping[str, str]  # metrics beside the return that a table shows, as shares
+    rivals: Sequence[str]  # of the heuristics: whom a comparison shows if nobody is named
+    headers: Mapping[str, str]  # metrics beside the return that a table shows: seconds (`_s`) or shares
 
     def play(self, policy: str | Checkpoint, seeds: Sequence[int], where: str = "policy") -> Metrics:
         """One episode a seed by a heuristic, or by a checkpoint, called `where` in errors."""

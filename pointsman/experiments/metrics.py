@@ -83,6 +83,23 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     }
 
 
+def hits_over_time(requests: Any, num_replicas: int, num_windows: int) -> tuple[float, Floats]:
+    """Length of a window in s, and [R, num_windows] of the prompt tokens scheduled in it the share cached.
+
+    NaN where a replica began to serve nobody. By where a request was finished, if it was sent twice.
+    """
+    requests = requests[requests["completed_at"] >= 0]
+    begun_s = requests["scheduled_at"]
+    window_s = max(float(begun_s.max()) / num_windows, 1e-12)
+    window = np.minimum((begun_s / window_s).astype(int), num_windows - 1)
+    at = requests["replica"] * num_windows + window
+    hit, asked = (
+        np.bincount(at, requests[name], num_replicas * num_windows) for name in ("hit_tokens", "num_prefill")
+    )
+    shares = np.divide(hit, asked, out=np.full(len(hit), np.nan), where=asked > 0)
+    return window_s, shares.reshape(num_replicas, num_windows)
+
+
 def measure_requests(requests: Any, slo: SloSpec, ended_at: float | None = None) -> dict[str, float]:
     """What the times of requests tell by themselves, simulated or not; until the last end if not told."""
     is_done = requests["completed_at"] >= 0

@@ -30,6 +30,7 @@ class JobClusters:
         max_steps: int,
         horizon_slack: float,
         noop_price: float,
+        deadline_price: float,
     ) -> None:
         self.horizon_slack = horizon_slack
         self.jobs = np.zeros((num_clusters, num_jobs), JOB)
@@ -45,12 +46,13 @@ class JobClusters:
             "free_in": np.zeros((num_clusters, num_gpus)),
             "durations": np.zeros((num_clusters, window), np.float32),
             "wider": np.zeros((num_clusters, num_gpus + 1), np.int32),
+            "due_at": np.zeros((num_clusters, window)),
         }
         for name, table in tables.items():
             self.sims[name] = [self.sims.hold(row) for row in table]
         self.sims.num_gpus, self.sims.room = num_gpus, window
         self.sims.max_duration_s, self.sims.max_steps = max_duration_s, max_steps
-        self.sims.noop_price = noop_price
+        self.sims.noop_price, self.sims.deadline_price = noop_price, deadline_price
 
     def load(self, i: int, jobs: Jobs, seed: int) -> None:
         """Begin an episode with these jobs in cluster i; `seed` is that of random-feasible."""
@@ -58,9 +60,11 @@ class JobClusters:
         work = jobs.duration_s * jobs.gpus
         rows["arrived_at"], rows["duration_s"], rows["gpus"] = jobs.arrived_at, jobs.duration_s, jobs.gpus
         rows["priority"], rows["work"], rows["started_at"] = jobs.priority, work, -1.0
+        rows["deadline_at"], rows["is_missed"] = jobs.deadline_at, False
         rows["log_duration"] = log_duration(jobs.duration_s / sim.max_duration_s)
         rows["log_work"] = log_work(work / (sim.num_gpus * sim.max_duration_s))
         sim.num_jobs = len(jobs)
+        sim.num_deadlines = np.isfinite(jobs.deadline_at).sum()
         sim.total_work = work.sum()
         sim.horizon_s = jobs.horizon_s(int(sim.num_gpus), self.horizon_slack)
         sim.rng = 1 + seed % 0xFFFFFFFE  # never 0, from which xorshift does not move

@@ -15,7 +15,7 @@ from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import array_accessor, float_list, single_list, single_table
 from pointsman.compiled.random import next_random
 from pointsman.inference.network import forward, network_at
-from pointsman.jobs.kernel import first_fitting, fits, job_in
+from pointsman.jobs.kernel import can_meet, first_fitting, fits, job_in
 from pointsman.jobs.observation import fill_free_in, observe
 
 (
@@ -28,8 +28,9 @@ from pointsman.jobs.observation import fill_free_in, observe
     EASY_BACKFILL,
     BEST_FIT,
     PRIORITY,
+    DEADLINE,
     LEARNED,
-) = range(10)
+) = range(11)
 
 
 class JobHeuristic(NamedTuple):
@@ -37,6 +38,7 @@ class JobHeuristic(NamedTuple):
     what: str
 
 
+EARLIEST_DEADLINE = "earliest-deadline"
 HEURISTICS: Mapping[str, JobHeuristic] = {
     "fifo": JobHeuristic(FIFO, "the first in the queue that fits"),
     "sjf": JobHeuristic(SJF, "the shortest that fits"),
@@ -51,6 +53,9 @@ HEURISTICS: Mapping[str, JobHeuristic] = {
     ),
     "best-fit": JobHeuristic(BEST_FIT, "leaves the fewest GPUs idle; of those, the longest"),
     "priority-first": JobHeuristic(PRIORITY, "the most urgent"),
+    EARLIEST_DEADLINE: JobHeuristic(
+        DEADLINE, "the earliest deadline that it can still meet; without one, the first in the queue"
+    ),
 }
 
 # A policy as the kernel wants it.
@@ -74,6 +79,11 @@ POLICY = np.dtype(
 )
 
 bool_list = array_accessor(np.bool_, 1)
+
+
+def heuristics_for(has_deadlines: bool) -> list[str]:
+    """All that differ from each other: without deadlines, earliest-deadline is fifo."""
+    return [name for name in HEURISTICS if has_deadlines or name != EARLIEST_DEADLINE]
 
 
 @kernel
@@ -100,7 +110,7 @@ def choose(sim, policy):
     for slot in range(sim.num_window):
         if fits(sim, slot):
             value = score(sim, kind, job_in(sim, slot))
-            if value > highest:
+            if best < 0 or value > highest:
                 highest = value
                 best = slot
     return best + 1
@@ -118,7 +128,9 @@ def score(sim, kind, job):
         return job.gpus / sim.num_gpus - 0.5 * job.duration_s / sim.max_duration_s
     if kind == BEST_FIT:
         return job.gpus + 0.5 * job.duration_s / sim.max_duration_s
-    return float(job.priority)
+    if kind == PRIORITY:
+        return float(job.priority)
+    return -job.deadline_at if can_meet(sim, job) else -np.inf
 
 
 @kernel

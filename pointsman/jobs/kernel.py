@@ -6,6 +6,8 @@ more of them: each completion lets one start. What a policy has to plan is which
 
 from __future__ import annotations
 
+import numpy as np
+
 from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import int_list
 from pointsman.jobs.state import CUT_OFF, FINISHED, GOING_ON, NOBODY, job_at, running_at
@@ -27,6 +29,8 @@ def begin(sim):
     sim.completed_work = 0.0
     sim.status = GOING_ON
     sim.episode_return = 0.0
+    sim.num_missed = 0
+    sim.num_choices = 0
     sim.num_noops = 0
     sim.num_illegal = 0
     gpu_job = int_list(sim.gpu_job, sim.num_gpus)
@@ -39,15 +43,16 @@ def step(sim, action):
     """Carry out an action: 0 for nothing, k for slot k - 1 of the window; an illegal one counts as 0."""
     is_legal = action == 0 or (0 < action <= sim.num_window and fits(sim, action - 1))
     starts = is_legal and action != 0
-    is_avoidable = not starts and first_fitting(sim) >= 0
+    could_start = starts or first_fitting(sim) >= 0
     sim.is_illegal = not is_legal
     if starts:
         start(sim, action - 1)
     finished_work = advance(sim)
     sim.num_steps += 1
-    sim.num_noops += not starts
+    sim.num_choices += could_start
+    sim.num_noops += could_start and not starts
     sim.num_illegal += not is_legal
-    pay(sim, finished_work, is_avoidable)
+    pay(sim, finished_work, could_start and not starts)
 
 
 @kernel
@@ -64,6 +69,7 @@ def decide(sim, action, skips_forced):
     sim.noop = 0.0
     sim.finished = 0.0
     sim.unfinished = 0.0
+    sim.missed = 0.0
     step(sim, action)
     is_illegal = sim.is_illegal
     while skips_forced and sim.status == GOING_ON and first_fitting(sim) < 0:
@@ -226,6 +232,7 @@ def pay(sim, finished_work, is_avoidable):
     completed: work of the job that ended. holding: time that passed, times the work that is available,
     waiting or running, after it. noop: the available work, at a price, if nothing was started although a
     job fits. At the end, finished: time left, if all jobs are done; unfinished: work of those that are not.
+    missed: deadlines that can no longer be met, in shares of all there are, at a price.
     """
     total = sim.total_work
     available = (sim.waiting_work + running_work(sim)) / total
@@ -240,9 +247,49 @@ def pay(sim, finished_work, is_avoidable):
     elif sim.now >= sim.horizon_s or sim.num_steps >= sim.max_steps:
         sim.status = CUT_OFF
         unfinished = -(1.0 - sim.completed_work / total)
+    missed = 0.0
+    if sim.num_deadlines > 0:
+        num_missed = miss_deadlines(sim)
+        sim.num_missed += num_missed
+        missed = -sim.deadline_price * num_missed / sim.num_deadlines
     sim.completed += completed
     sim.holding += holding
     sim.noop += noop
     sim.finished += finished
     sim.unfinished += unfinished
-    sim.episode_return += completed + holding + noop + finished + unfinished
+    sim.missed += missed
+    sim.episode_return += completed + holding + noop + finished + unfinished + missed
+
+
+@kernel
+def miss_deadlines(sim):
+    """Mark the jobs that wait and can no longer end in time; returns how many are new.
+
+    Once a job has started, its end is known: it was marked before, or never will be. At the cut-off all that
+    has not started is too late.
+    """
+    num_missed = 0
+    if sim.status == CUT_OFF:
+        for i in range(sim.num_jobs):
+            num_missed += misses(sim, job_at(sim.jobs, i))
+        return num_missed
+    for slot in range(sim.num_window):
+        num_missed += misses(sim, job_in(sim, slot))
+    for i in range(sim.num_entered, sim.num_arrived):
+        num_missed += misses(sim, job_at(sim.jobs, i))
+    return num_missed
+
+
+@kernel
+def misses(sim, job):
+    """Whether the job becomes too late now."""
+    if job.is_missed or job.started_at >= 0.0 or job.deadline_at == np.inf:
+        return False
+    job.is_missed = sim.status == CUT_OFF or not can_meet(sim, job)
+    return job.is_missed != 0
+
+
+@kernel
+def can_meet(sim, job):
+    """Whether the job would end by its deadline if it started now."""
+    return sim.now + job.duration_s <= job.deadline_at

@@ -1,6 +1,7 @@
 """What a policy sees of a GPU cluster: the jobs in the window, the GPUs, the queue and the clock.
 
 The features marked `original` are those of the published problem; `features: original` shows these alone.
+Where jobs have deadlines, the others are joined by those of `DEADLINE_FEATURES`.
 All the others follow from what any scheduler knows: the jobs that wait and their durations, the jobs that
 run, how many jobs an episode has, and when it is cut off. What is yet to arrive only a critic may see.
 
@@ -17,7 +18,7 @@ import numpy as np
 from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import float_list, int_list, single_list
 from pointsman.inference.space import EntitySpace, Feature
-from pointsman.jobs.kernel import fits, ideal_return, job_in, running_work
+from pointsman.jobs.kernel import can_meet, fits, ideal_return, job_in, running_work
 from pointsman.jobs.state import NOBODY, job_at, running_at
 from pointsman.jobs.table import MAX_PRIORITY, Floats
 
@@ -42,6 +43,13 @@ MORE_JOB_FEATURES = (
     Feature("outlasts_last", "-1 to 1", "fit", "its end against the last one of the running jobs"),
     Feature("wider", "share", "rank", "jobs of the window that need more GPUs"),
     Feature("longer", "share", "rank", "jobs of the window that run longer"),
+)
+DEADLINE_FEATURES = (
+    Feature("due", "0 or 1", "deadline", "it has a deadline, and meets it if it starts now"),
+    Feature(
+        "slack", "-1 to 1", "deadline", "time until it must start: over itself plus the duration; none: 1"
+    ),
+    Feature("sooner", "share", "deadline", "jobs of the window that are due sooner"),
 )
 ORIGINAL_CLUSTER_FEATURES = (
     Feature("idle", "share", "gpus", "GPUs that are idle"),
@@ -70,19 +78,24 @@ PRIVILEGED_FEATURES = (
 )
 
 NUM_ORIGINAL = len(ORIGINAL_JOB_FEATURES)
+NUM_WITHOUT_DEADLINES = NUM_ORIGINAL + len(MORE_JOB_FEATURES)
 NUM_ORIGINAL_CLUSTER, NUM_MORE_CLUSTER = len(ORIGINAL_CLUSTER_FEATURES), len(MORE_CLUSTER_FEATURES)
 LOOKAHEAD = "lookahead"
 
 
-def job_space(num_lookahead: int, window: int, has_all: bool) -> EntitySpace:
-    """`num_lookahead`: one for each GPU it is trained with; `has_all`: more than the original features."""
+def job_space(num_lookahead: int, window: int, has_all: bool, has_deadlines: bool = False) -> EntitySpace:
+    """`num_lookahead`: one for each GPU it is trained with; `has_all`: more than the original features.
+
+    `has_deadlines`: of these, also what deadlines say.
+    """
     lookahead = tuple(
         Feature(f"{LOOKAHEAD}{k}", "D; cdf: share", "gpus", "when GPUs are free; see the mode")
         for k in range(num_lookahead)
     )
+    more_features = MORE_JOB_FEATURES + (DEADLINE_FEATURES if has_deadlines else ()) if has_all else ()
     return EntitySpace(
         window,
-        ORIGINAL_JOB_FEATURES + (MORE_JOB_FEATURES if has_all else ()),
+        ORIGINAL_JOB_FEATURES + more_features,
         lookahead + ORIGINAL_CLUSTER_FEATURES + (MORE_CLUSTER_FEATURES if has_all else ()),
         PRIVILEGED_FEATURES,
     )
@@ -91,6 +104,10 @@ def job_space(num_lookahead: int, window: int, has_all: bool) -> EntitySpace:
 def lookahead_size(space: EntitySpace) -> int:
     """How many GPUs a policy of this space was trained with."""
     return sum(feature.name.startswith(LOOKAHEAD) for feature in space.context_features)
+
+
+def sees_deadlines(space: EntitySpace) -> bool:
+    return set(DEADLINE_FEATURES) <= set(space.entity_features)
 
 
 def log_duration(share: Floats) -> Floats:
@@ -125,6 +142,8 @@ def observe(sim, lookahead, entities, context, legal):
     context[size + 1] = 1.0 - sim.num_idle / sim.num_gpus
     if has_all:
         fill_more(sim, entities, context, size + NUM_ORIGINAL_CLUSTER)
+    if num_features > NUM_WITHOUT_DEADLINES:
+        fill_deadlines(sim, entities)
 
 
 @kernel
@@ -204,6 +223,24 @@ def fill_more(sim, entities, context, first):
     context[first + 8] = sim.num_arrived / sim.num_jobs
     context[first + 9] = max(0.0, 1.0 - sim.now / sim.horizon_s)
     context[first + 10] = sim.num_running == 0 and sim.num_arrived == sim.num_jobs
+
+
+@kernel
+def fill_deadlines(sim, entities):
+    num_jobs = sim.num_window
+    due_at = float_list(sim.due_at, sim.room)
+    for slot in range(num_jobs):
+        job = job_in(sim, slot)
+        due_at[slot] = job.deadline_at if can_meet(sim, job) else np.inf
+    for slot in range(num_jobs):
+        job = job_in(sim, slot)
+        slack_s = job.deadline_at - sim.now - job.duration_s
+        num_sooner = 0
+        for other in range(num_jobs):
+            num_sooner += due_at[other] < due_at[slot]
+        entities[slot, 14] = due_at[slot] < np.inf
+        entities[slot, 15] = slack_s / (abs(slack_s) + job.duration_s) if slack_s < np.inf else 1.0
+        entities[slot, 16] = num_sooner / num_jobs
 
 
 @kernel

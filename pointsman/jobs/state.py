@@ -25,6 +25,8 @@ JOB = np.dtype(
         ("priority", "i8"),
         ("work", "f8"),  # GPU seconds
         ("started_at", "f8"),  # -1: not yet
+        ("deadline_at", "f8"),  # when it should have ended; infinite without a deadline
+        ("is_missed", "i8"),  # it can no longer end by then
         ("log_duration", "f4"),  # as observed
         ("log_work", "f4"),  # as observed
     ],
@@ -43,6 +45,7 @@ CLUSTER = np.dtype(
         ("free_in", "i8"),  # [G] f8: of the observation
         ("durations", "i8"),  # [K] f4: of the observation
         ("wider", "i8"),  # [G + 1] i4: of the observation
+        ("due_at", "i8"),  # [K] f8: of the observation
         ("num_jobs", "i8"),  # J
         ("room", "i8"),  # K
         ("num_gpus", "i8"),  # G
@@ -51,6 +54,8 @@ CLUSTER = np.dtype(
         ("horizon_s", "f8"),
         ("total_work", "f8"),  # GPU seconds of all J jobs
         ("noop_price", "f8"),  # see `pay`
+        ("deadline_price", "f8"),  # see `pay`
+        ("num_deadlines", "i8"),  # jobs that have one
         ("rng", "i8"),  # of random-feasible
         # The cluster.
         ("now", "f8"),
@@ -73,16 +78,20 @@ CLUSTER = np.dtype(
         ("noop", "f8"),
         ("finished", "f8"),
         ("unfinished", "f8"),
+        ("missed", "f8"),
         ("shaping", "f8"),
         # The episode.
         ("episode_return", "f8"),
-        ("num_noops", "i8"),
+        ("num_missed", "i8"),  # deadlines
+        ("num_choices", "i8"),  # steps at which a job could be started
+        ("num_noops", "i8"),  # of these, steps that started none
         ("num_illegal", "i8"),
     ],
     align=True,
 )
 
 TERMS = ("completed", "holding", "noop", "finished", "unfinished")
+MISSED = "missed"  # where jobs have deadlines
 SHAPING = "shaping"
 
 job_at = row_accessor(JOB)

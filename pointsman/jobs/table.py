@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,17 @@ class Jobs:
     duration_s: Floats  # [J]
     gpus: NDArray[np.int64]  # [J] needed all at once
     priority: NDArray[np.int64]  # [J] 1 to 10, 10 most urgent
+    deadline_at: Floats  # [J] s, when it should have ended; infinite without a deadline
 
     def __len__(self) -> int:
         return len(self.arrived_at)
 
     def rows(self, index: slice | NDArray[Any]) -> Jobs:
-        return Jobs(self.arrived_at[index], self.duration_s[index], self.gpus[index], self.priority[index])
+        return Jobs(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
+    @property
+    def has_deadlines(self) -> bool:
+        return bool(np.isfinite(self.deadline_at).any())
 
     @property
     def work(self) -> float:

@@ -2,7 +2,8 @@
 
 Any CSV, JSON or Parquet file with one row a job. Columns are known by their usual names, or `columns` says
 which holds what; a duration is given as such, or as a start and an end. Times may be dates, Unix times in any
-unit, or seconds. docs/jobs.md maps the public Philly, Helios and Alibaba traces.
+unit, or seconds. A job that the column of deadlines says nothing of has none. docs/jobs.md maps the public
+Philly, Helios and Alibaba traces.
 
 Left out, with a warning: jobs without GPUs, jobs that never ran (no duration, or none above 0), and jobs that
 need more GPUs than the cluster has. Longer jobs than `max_duration_s` are cut to that.
@@ -37,6 +38,7 @@ _NAMES: dict[str, Names] = {
     ),
     "gpus": ("gpus", "num_gpus", "num_gpu", "gpu_num", "gpu_count", "n_gpus", "req_gpus", "gpu_request"),
     "priority": ("priority",),
+    "deadline_at": ("deadline_at", "deadline", "due_at", "due", "due_time", "due_date"),
 }
 _DURATION_NAMES: dict[str, Names] = {
     "duration_s": ("duration", "run_time", "runtime", "elapsed", "elapsed_time", "execution_time"),
@@ -58,6 +60,9 @@ class JobColumns(Spec):
     gpus: str | None = Field(default=None, description="GPUs that the job needs at once")
     priority: str | None = Field(
         default=None, description="1 to 10, 10 most urgent; absent: `priority`, or 5 for all"
+    )
+    deadline_at: str | None = Field(
+        default=None, description="as submitted_at; absent: `deadline`, or none. Jobs may be without"
     )
 
     @model_validator(mode="after")
@@ -92,7 +97,13 @@ def read_jobs(trace: JobTrace, max_duration_s: float, num_gpus: int) -> Jobs:
     gpus = read_numbers(table, columns["gpus"])
     table.reject(columns["gpus"], gpus < 0, "fewer than 0 GPUs", FIX_ROW)
     num_needed = np.ceil(gpus.to_numpy() * trace.gpu_unit - 1e-9).astype(np.int64)
-    jobs = Jobs(submitted.seconds(), duration_s, num_needed, _priorities(table, columns.get("priority")))
+    jobs = Jobs(
+        submitted.seconds(),
+        duration_s,
+        num_needed,
+        _priorities(table, columns.get("priority")),
+        _deadlines(table, columns.get("deadline_at"), submitted),
+    )
     left_out = {"never ran": num_rows - len(jobs)}
     for what, is_kept in (
         ("never ran", jobs.duration_s > 0),
@@ -183,3 +194,23 @@ def _priorities(table: RawTable, column: str | None) -> NDArray[np.int64]:
     problem = f"not from 1 to {MAX_PRIORITY}"
     table.reject(column, ~values.is_between(1, MAX_PRIORITY), problem, FIX_ROW)
     return values.round().to_numpy().astype(np.int64)
+
+
+def _deadlines(table: RawTable, column: str | None, submitted: Times) -> Floats:
+    """By the clock of `submitted`; infinite where the file says nothing."""
+    deadline_at = np.full(len(table.frame), np.inf)
+    if column is None:
+        return deadline_at
+    is_given = _is_given(table.frame[column])
+    some = replace(table, frame=table.frame.filter(is_given))
+    if some.frame.is_empty():
+        return deadline_at
+    times = _times(some, column)
+    if times.is_epoch != submitted.is_epoch:
+        problem = f"{times.what}, but jobs are submitted in {submitted.what}: not the same clock"
+        raise InputError(f"{table.path}, column {column}", some.frame[column][0], problem, "write both alike")
+    seconds = times.seconds()
+    is_before = seconds < submitted.seconds()[is_given.to_numpy()]
+    some.reject(column, pl.Series(is_before), "a deadline before the job is submitted", FIX_ROW)
+    deadline_at[is_given.to_numpy()] = seconds
+    return deadline_at

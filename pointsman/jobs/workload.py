@@ -1,7 +1,8 @@
 """The jobs of an episode: drawn at random, or a window of a trace.
 
 `heavy_tail` durations are many short jobs and a few long ones; long jobs tend to be wide and of low priority.
-`bursty` arrivals are six bursts over a span as long as the longest job.
+`bursty` arrivals are six bursts over a span as long as the longest job. Deadlines are drawn last: with and
+without, the jobs are the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from pointsman.errors import InputError
 from pointsman.jobs.table import MAX_PRIORITY, Floats, Jobs
 from pointsman.jobs.trace import JobTrace, read_jobs
 from pointsman.spec import Spec
@@ -41,9 +43,22 @@ class JobsWorkloadSpec(Spec):
     arrivals: Literal["bursty", "all_at_zero"] = Field(
         default="bursty", description="in six bursts, or all at the start"
     )
+    deadline_slack: tuple[float, float] | None = Field(
+        default=None,
+        description="draw deadlines: a job should end so many of its durations after it arrives, evenly "
+        "between the two; jobs of a trace that have a deadline keep it",
+    )
     trace: JobTrace | None = Field(
         default=None, description="jobs of a file instead of drawn ones: num_jobs in a row, anywhere in it"
     )
+
+    @field_validator("deadline_slack")
+    @classmethod
+    def _in_order(cls, slack: tuple[float, float] | None) -> tuple[float, float] | None:
+        if slack is not None and not 1 <= slack[0] <= slack[1]:
+            remedy = "the lowest first, and at least 1: a job takes its own duration"
+            raise InputError("workload.deadline_slack", list(slack), "is no range from 1 up", remedy)
+        return slack
 
     @field_validator("trace", mode="before")
     @classmethod
@@ -55,7 +70,23 @@ def draw_jobs(spec: JobsWorkloadSpec, num_gpus: int, seed: int) -> Jobs:
     """The jobs of one episode; they follow from the seed."""
     rng = np.random.default_rng(seed)
     if spec.trace is not None:
-        return _window(_trace_jobs(spec.trace, spec.max_duration_s, num_gpus), spec.num_jobs, rng)
+        jobs = _window(_trace_jobs(spec.trace, spec.max_duration_s, num_gpus), spec.num_jobs, rng)
+    else:
+        jobs = _drawn(spec, num_gpus, rng)
+    if spec.deadline_slack is None:
+        return jobs
+    drawn = jobs.arrived_at + rng.uniform(*spec.deadline_slack, len(jobs)) * jobs.duration_s
+    return replace(jobs, deadline_at=np.where(np.isfinite(jobs.deadline_at), jobs.deadline_at, drawn))
+
+
+def has_deadlines(spec: JobsWorkloadSpec, num_gpus: int) -> bool:
+    """Whether some job of some episode has one."""
+    if spec.deadline_slack is not None:
+        return True
+    return spec.trace is not None and _trace_jobs(spec.trace, spec.max_duration_s, num_gpus).has_deadlines
+
+
+def _drawn(spec: JobsWorkloadSpec, num_gpus: int, rng: np.random.Generator) -> Jobs:
     share = _duration_shares(spec, rng)
     arrived_at = _arrivals(spec, rng)
     order = np.argsort(arrived_at, kind="stable")
@@ -64,6 +95,7 @@ def draw_jobs(spec: JobsWorkloadSpec, num_gpus: int, seed: int) -> Jobs:
         (share * spec.max_duration_s)[order],
         _gpus(share, min(num_gpus, WIDEST_DRAWN), rng)[order],
         _priorities(share, rng)[order],
+        np.full(spec.num_jobs, np.inf),
     )
 
 
@@ -112,4 +144,5 @@ def _window(trace: Jobs, num_jobs: int, rng: np.random.Generator) -> Jobs:
     num_jobs = min(num_jobs, len(trace))
     first = int(rng.integers(len(trace) - num_jobs + 1))
     some = trace.rows(slice(first, first + num_jobs))
-    return replace(some, arrived_at=some.arrived_at - some.arrived_at[0])
+    begin = some.arrived_at[0]
+    return replace(some, arrived_at=some.arrived_at - begin, deadline_at=some.deadline_at - begin)

@@ -49,6 +49,8 @@ def read_traffic(path: Path) -> pl.DataFrame:
         raise InputError(
             "--traffic", str(path), f"cannot be read ({error})", "give JSON lines or CSV"
         ) from None
+    if "outcome" in table.columns:  # of the router's `--record`
+        table = table.filter(pl.col("outcome") == "completed")
     table = table.rename({old: new for old, new in NAMES.items() if old in table.columns})
     if {"ttft_s", "e2e_s", "arrived_at"} <= set(table.columns):
         table = table.with_columns(

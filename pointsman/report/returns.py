@@ -21,7 +21,7 @@ class ReturnsRow:
     worst_block: str
     gain: str  # empty where it is compared with itself
     direction: int  # of the gain: -1 better, 1 worse, 0 if the interval holds no change
-    shares: tuple[str, ...]
+    shown: tuple[str, ...]  # of the metrics beside the return
     is_best: bool
 
 
@@ -54,7 +54,7 @@ class ReturnsReport:
             signed(self.returns.blocks(name).min()),
             "" if gain is None else with_interval(gain, "+"),
             0 if gain is None else (gain.high < 0) - (gain.low > 0),  # comparisons with NaN are false
-            tuple(percent(float(table[metric].mean())) for metric in self.headers),
+            tuple(_shown(metric, float(table[metric].mean())) for metric in self.headers),
             is_best,
         )
 
@@ -114,12 +114,16 @@ class ReturnsReport:
                 row.mean,
                 row.worst_block,
                 row.gain,
-                *row.shares,
+                *row.shown,
             ]
             for row in self.rows()
         ]
         parts = [f"`{self.command}`", *self.notes(), markdown(["policy", *self.columns], cells)]
         return "\n\n".join(parts) + "\n"
+
+
+def _shown(metric: str, mean: float) -> str:
+    return f"{mean:,.0f} s" if metric.endswith("_s") else percent(mean)
 
 
 def plain_estimate(estimate: Ratio) -> dict[str, float]:

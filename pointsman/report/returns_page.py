@@ -43,7 +43,7 @@ def appraise(
     judge = make_judge(section)
     name = run.resolve().name
     policies: dict[str, str | Checkpoint] = {name: load_checkpoint(run / BEST, "RUN")}
-    policies |= {one: one for one in judge.heuristics}
+    policies |= {one: one for one in judge.rivals}
     seeds = REPORT_SEEDS[: num_seeds or NUM_EPISODES]
     started = time.perf_counter()
     returns = play_all(judge, policies, judge.baseline, seeds, lambda done: advance(done / len(policies)))
@@ -121,7 +121,7 @@ def _section(report: ReturnsReport) -> Section:
             f"<strong>{row.mean}</strong>" if row.is_best else row.mean,
             row.worst_block,
             f'<span class="{DIRECTIONS[row.direction]}">{row.gain}</span>',
-            *row.shares,
+            *row.shown,
         ]
         for row in report.rows()
     ]

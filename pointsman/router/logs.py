@@ -25,6 +25,7 @@ class RequestLine(msgspec.Struct, gc=False):
     status: int
     outcome: str
     replica: str
+    policy: str
     ttft_s: float | None
     e2e_s: float
     prompt_tokens: int

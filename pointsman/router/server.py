@@ -78,7 +78,7 @@ class Router:
             self.decisions,
             self.dispatcher,
             self._metrics,
-            Exposition(self._metrics, self.registry, parts.shadow),
+            Exposition(self._metrics, self.registry, parts.books, self.decisions),
             self.log,
             parts.keys,
             parts.recorder,

@@ -19,7 +19,7 @@ from pointsman.compiled.jit import direct
 from pointsman.compiled.memory import address_of
 from pointsman.errors import InputError
 from pointsman.routing import streams
-from pointsman.routing.calibration import FIGURES, NOTHING_SEEN, Estimator, Figures, pooled, typical_step_s
+from pointsman.routing.calibration import FIGURES, Estimate, Estimator, Figures, pooled, typical_step_s
 from pointsman.routing.hashing import LINK_BYTES, MAX_LINKS
 from pointsman.routing.prefixes import NUM_BYTES, NUM_COLUMNS, PrefixIndex, num_sets_in
 from pointsman.routing.records import (
@@ -91,8 +91,8 @@ class Books:
         self._forget_at = FORGET_EVERY
         self._names: list[str] = []  # by row, as the next three
         self._slots: list[int] = []
-        self._known: list[Figures] = []
-        self._estimators: list[Estimator | None] = []
+        self._estimators: list[Estimator] = []
+        self._found: list[Estimate] = []  # by them, at the last calibration
         self._rows: list[int] = []  # by slot; NOBODY = free
         self._routers = np.zeros(1, ROUTER).view(np.recarray)
         self._router = self._routers[0]
@@ -128,12 +128,12 @@ class Books:
         """The column of the signal table."""
         return self._rows[slot]
 
-    def add(self, name: str, known: Mapping[str, float] | None = None) -> int:
-        """A new replica, which accepts requests; `known`: what need not be estimated, of FIGURES."""
+    def add(self, name: str, told: Mapping[str, float] | None = None) -> int:
+        """A new replica, which accepts requests; `told`: what is said of it, which traffic corrects."""
         if self.shared is not None and len(self._slots) == MAX_REPLICAS:
             problem = f"books of more than {MAX_REPLICAS} servers cannot be shared"
             raise InputError("--workers", len(self.shared), problem, "use one process")
-        known = _checked(known or {})
+        estimator = Estimator(_checked(told or {}))
         slot = self._rows.index(NOBODY) if NOBODY in self._rows else len(self._rows)
         if slot == len(self._rows):
             self._rows.append(NOBODY)
@@ -141,15 +141,13 @@ class Books:
         self._rows[slot] = row
         self._slots.append(slot)
         self._names.append(name)
-        self._known.append(known)
-        estimator = None if len(known) == len(FIGURES) else Estimator()
         self._estimators.append(estimator)
         self._place_tables([*range(row), NOBODY])
         account = self._accounts[row]
         account.waiting_head = account.waiting_tail = NOBODY
         account.last_step_at = account.rate_since = account.scraped_at = account.tokens_at = self._now
         account.column = NOBODY if self._prefixes is None else self._prefixes.claim(name)
-        account.windows = 0 if estimator is None else address_of(estimator.windows)
+        account.windows = address_of(estimator.windows)
         self.signals[SCRAPED_AT, row] = self._now
         self.signals[ACCEPTING, row] = 1.0
         self._recount()
@@ -162,7 +160,7 @@ class Books:
         if self._prefixes is not None:
             self._prefixes.give_up(self._names[row])
         self._rows[slot] = NOBODY
-        for of_rows in (self._slots, self._names, self._known, self._estimators):
+        for of_rows in (self._slots, self._names, self._estimators):
             del of_rows[row]
         for later in range(row, len(self._slots)):
             self._rows[self._slots[later]] = later
@@ -222,9 +220,8 @@ class Books:
         if (first := self._firsts[ticket]) is not None:
             slot, to_compute, sent_at = first
             row = self._rows[slot]
-            estimator = self._estimators[row]
-            if estimator is not None:
-                estimator.saw_first_token(to_compute, now - sent_at, float(self.signals[DECODING, row]))
+            num_decoding = float(self.signals[DECODING, row])
+            self._estimators[row].saw_first_token(to_compute, now - sent_at, num_decoding)
 
     def tokens(self, ticket: int, count: int, now: float) -> None:
         """More tokens of a request that has its first."""
@@ -263,7 +260,7 @@ class Books:
             ratio = 8.0 if ratio > 8.0 else ratio if ratio > 0.125 else 0.125
             self.prompt_scale = scale + LEARN_PROMPT * (ratio - scale)
         self._num_finished += 1
-        if self._is_estimating and now - self._recalibrated_at >= RECALIBRATE_S:
+        if now - self._recalibrated_at >= RECALIBRATE_S:
             self._recalibrate(now)
 
     def _recalibrate(self, now: float) -> None:
@@ -272,10 +269,9 @@ class Books:
         if is_time_to_forget:
             self._forget_at = self._num_finished + FORGET_EVERY
         for estimator, account in zip(self._estimators, self._accounts, strict=True):
-            if estimator is not None:
-                estimator.take_news(int(account.num_windows))
-                if is_time_to_forget:
-                    estimator.forget_if_old()
+            estimator.take_news(int(account.num_windows))
+            if is_time_to_forget:
+                estimator.forget_if_old()
         self._calibrate()
 
     def failed(self, ticket: int, now: float) -> None:
@@ -297,17 +293,18 @@ class Books:
             for signal, value in zip(rows, (running, waiting, kv_use), strict=True)
         ]
         self._record_scraped(self.address, row, *gauges, now)
-        estimator = self._estimators[row]
-        if estimator is not None and kv_use is not None and math.isfinite(kv_use):
+        if kv_use is not None and math.isfinite(kv_use):
             # Prompts that wait on the server hold no memory yet.
             booked = float(self.signals[CONTEXT_TOKENS, row]) + int(self._accounts[row].num_tokens)
-            estimator.saw_gauges(booked, kv_use)
+            self._estimators[row].saw_gauges(booked, kv_use)
+
+    def estimate(self, slot: int) -> Estimate:
+        """What was found out about the replica by itself; the table may have more, by others like it."""
+        return self._found[self._rows[slot]]
 
     def has_capacity(self, slot: int, kv_capacity_tokens: float) -> None:
-        """The server says how large its KV memory is. What was said of it before the start goes first."""
-        known = self._known[self._rows[slot]]
-        if "kv_capacity_tokens" not in known:
-            known["kv_capacity_tokens"] = kv_capacity_tokens
+        """The server says how large its KV memory is."""
+        if self._estimators[self._rows[slot]].state_capacity(kv_capacity_tokens):
             self._calibrate()
 
     def counted(self, slot: int, queries: float, hits: float) -> bool:
@@ -332,6 +329,7 @@ class Books:
         }
         account = self._accounts[row]
         known["scraped_at"] = float(account.scraped_at)  # in the table the books stand in for old gauges
+        known["tokens_at"] = float(account.tokens_at)  # the last that came
         for name in ("context_tokens", "generated_tokens"):
             known[name] += int(account.num_tokens)  # of the last instant, which are booked with the next
         return known
@@ -373,7 +371,6 @@ class Books:
         self._router.num_replicas = count
         self._router.signals = address_of(signals)
         self._router.accounts = address_of(accounts)
-        self._is_estimating = any(one is not None for one in self._estimators)
         self.version += 1
 
     def _recount(self) -> None:
@@ -383,8 +380,8 @@ class Books:
         """Write what is known of the replicas' speed and memory into the table."""
         if not self._slots:
             return
-        estimates = [one.estimate() if one is not None else NOTHING_SEEN for one in self._estimators]
-        figures = [found | known for found, known in zip(pooled(estimates), self._known, strict=True)]
+        self._found = [one.estimate() for one in self._estimators]
+        figures = pooled(self._found)
         for row, one in enumerate(figures):
             self.signals[PREFILL_S_PER_TOKEN, row] = one["prefill_s_per_token"]
             self.signals[DECODE_S_PER_TOKEN, row] = one["decode_s_per_token"]
@@ -405,11 +402,11 @@ def _prefix_index(num_bytes: int, shared: SharedBooks | None, process: int) -> P
     )
 
 
-def _checked(known: Mapping[str, float]) -> Figures:
-    """Known figures of a replica, refused where they make no sense."""
-    for name, value in known.items():
+def _checked(told: Mapping[str, float]) -> Figures:
+    """Figures that are said of a replica, refused where they make no sense."""
+    for name, value in told.items():
         if name not in FIGURES:
             raise InputError("calibration", name, "unknown figure", f"known: {', '.join(FIGURES)}")
         if not 0.0 < value < math.inf:
             raise InputError(f"calibration.{name}", value, "is not a positive number", "leave it out")
-    return dict(known)
+    return dict(told)

@@ -69,8 +69,8 @@ class Core:
     ) -> None:
         """`policy`: a heuristic, `default`, a run directory or a file.
 
-        `replicas`: their names, or for each what is known of its speed and memory (calibration.FIGURES); the
-        rest is estimated from the traffic. `shared`: the books of all processes, ours the one at `index`.
+        `replicas`: their names, or for each what is said of its speed and memory (calibration.FIGURES), which
+        traffic corrects. `shared`: the books of all processes, ours the one at `index`.
         `prefix_bytes`: memory of the index that says which prompts were sent where; 0: none is kept.
         """
         self._books = Books(now, shared, index, prefix_bytes)
@@ -185,6 +185,10 @@ class Core:
     def signals(self, replica: str) -> dict[str, float]:
         """What is known of a replica, by the names of signals.py."""
         return self._books.replica_signals(self._slot(replica))
+
+    def why(self) -> str:
+        """The last decision in a sentence: ask right after `decide`."""
+        return self._decider.reason().sentence()
 
     def explain(self) -> dict[str, Any]:
         """Why the last decision was made: ask right after `decide`, before anything else is booked."""

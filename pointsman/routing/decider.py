@@ -15,13 +15,14 @@ from pointsman.compiled.jit import direct
 from pointsman.compiled.memory import address_of, array_at
 from pointsman.compiled.random import first_state
 from pointsman.inference.checkpoint import load_checkpoint
-from pointsman.routing import deciding
+from pointsman.routing import deciding, reasons
 from pointsman.routing.books import Books
 from pointsman.routing.deciding import HOLD
 from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
 from pointsman.routing.hashing import LINK_BYTES, MAX_LINKS
 from pointsman.routing.heuristics import LEARNED
 from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables
+from pointsman.routing.reasons import NUM_NOTED, Reason
 from pointsman.routing.records import LINK
 from pointsman.routing.signals import ACCEPTING
 from pointsman.routing.streams import record_accepting
@@ -60,8 +61,11 @@ class AnyDecider(Protocol):
     def decide(self, request: RequestToPlace, queue_size: int, now: float, excluded: Collection[int]) -> int:
         """0 = hold, k = slot k - 1. `queue_size`: requests at the router, this one included."""
 
+    def reason(self) -> Reason | None:
+        """Why the last decision was so, in few numbers; None: it does not say."""
+
     def explain(self) -> dict[str, Any]:
-        """The last decision, for people."""
+        """The last decision and all that was seen, for people."""
 
 
 # From the name or path of a policy; raises InputError.
@@ -80,8 +84,12 @@ class Decider:
     ) -> None:
         """`policy`: a heuristic, `default` or a path. After `max_hold_s` a request must be sent."""
         self._decide = direct(deciding.decide, "iiiiiffif")
+        self._note = direct(reasons.note, "iii")
+        self._noted = np.zeros(NUM_NOTED)
+        self._noted_at = address_of(self._noted)
         self.books = books
         self.spec = parse_spec(PolicySpec, {"kind": policy}, "policy") if isinstance(policy, str) else policy
+        self.name = self.spec.label
         # Read once: another file in its place is another policy.
         path = self.spec.checkpoint
         self._policy = self.spec if path is None else load_checkpoint(path, "policy.checkpoint")
@@ -96,10 +104,6 @@ class Decider:
         self._action = HOLD
         self._version = -1
         self._fit()
-
-    @property
-    def name(self) -> str:
-        return self.spec.label
 
     def _fit(self) -> None:
         """Working memory for the replicas there are now."""
@@ -147,6 +151,9 @@ class Decider:
                 queue_size,
                 now,
             )
+            if action >= 0:
+                note = self._note
+                note(self._address, action, self._noted_at)
         finally:
             for row in closed:
                 record_accepting(self.books.address, row, 1)
@@ -190,6 +197,18 @@ class Decider:
             address_of(legal),
         )
         return entities, context, legal
+
+    def reason(self) -> Reason:
+        num_takers, other, *noted = self._noted.tolist()
+        slots, name, action = self._slots, self.books.name, self._action
+        return Reason(
+            self.name,
+            name(slots[action - 1]) if action > 0 else None,
+            name(slots[int(other)]) if other >= 0 else None,
+            int(num_takers),
+            len(slots),
+            tuple(noted),
+        )
 
     def explain(self) -> dict[str, Any]:
         """The last decision: ask right after `decide`, before anything else is booked.

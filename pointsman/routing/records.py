@@ -57,7 +57,7 @@ ACCOUNT = np.dtype(
         ("window_s", "f8"),
         ("window_streams", "f8"),
         ("window_prompt_tokens", "f8"),
-        ("windows", "i8"),  # [NUM_WINDOWS, 4] f8: the last of them; 0: not kept
+        ("windows", "i8"),  # [NUM_WINDOWS, 4] f8: the last of them
         ("num_windows", "i8"),  # that were ever written there
         # Its prefix cache, as far as the index knows; see prefixes.py.
         ("column", "i8"),  # of the index; NOBODY: none was left

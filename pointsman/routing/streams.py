@@ -98,8 +98,6 @@ def add_steps(router, k, num_steps, now):
     Tokens of one step arrive one after the other, in any order; from step to step that cancels.
     """
     account = account_at(router.accounts, k)
-    if account.windows == 0:
-        return
     signals = signals_of(router)
     account.window_steps += num_steps
     account.window_s += now - account.stepped_at

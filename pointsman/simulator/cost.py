@@ -2,7 +2,7 @@
 
 - `linear`    a + b*P + c*D + d*S + e*Q, the closed form of Vidur's golden runs;
 - `roofline`  from the model's shape and the device's peak: whichever of memory and arithmetic is slower;
-- `profile`   measured tables, operator by operator (`profile.py`);
+- `profile`   measured tables, operator by operator (`profile_tables.py`);
 - `steps`     measured on a server, step by step (`steps.py`), and `auto`: that where the package has it
               (`measured.py`), else `roofline`.
 
@@ -32,7 +32,7 @@ from pydantic import BeforeValidator, Field
 from pointsman.errors import InputError
 from pointsman.simulator.hardware import DTYPE_BYTES, Deployment
 from pointsman.simulator.measured import find_measured
-from pointsman.simulator.profile import CHUNK_STEP_TOKENS, KV_STEP_TOKENS, ProfileCost, read_profile
+from pointsman.simulator.profile import CHUNK_STEP_TOKENS, KV_STEP_TOKENS, ProfileCost
 from pointsman.simulator.steps import PowerLimit, StepsCost, curve_table
 from pointsman.spec import Spec, one_of
 
@@ -169,6 +169,8 @@ def _steps_tables(spec: StepsCost) -> CostTables:
 
 
 def _profile_tables(spec: ProfileCost, deployment: Deployment) -> CostTables:
+    from pointsman.simulator.profile_tables import read_profile  # loads polars
+
     profile = read_profile(spec, deployment)
     return CostTables(
         kind=PROFILE,

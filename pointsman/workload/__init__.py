@@ -1,12 +1,11 @@
 """Where requests come from: trace files, arrival processes, length distributions.
 
 `build_workload` turns the `workload:` section of a configuration into flat arrays; everything else here is a
-part of it that is useful alone.
+part of it that is useful alone. `readers.py` is apart: it loads polars.
 """
 
 from pointsman.workload.build import build_workload, sample_lengths
-from pointsman.workload.readers import read_trace
 from pointsman.workload.spec import WorkloadSpec
 from pointsman.workload.workload import Workload
 
-__all__ = ["Workload", "WorkloadSpec", "build_workload", "read_trace", "sample_lengths"]
+__all__ = ["Workload", "WorkloadSpec", "build_workload", "sample_lengths"]

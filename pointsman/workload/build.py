@@ -20,7 +20,6 @@ from pointsman.workload.arrivals import ArrivalSeeds, arrival_times, think_times
 from pointsman.workload.lengths import draw_lengths
 from pointsman.workload.prefixes import Sessions, without_long_links
 from pointsman.workload.prefixes import draw_sessions as draw_sessions_with_prefixes
-from pointsman.workload.readers import read_trace
 from pointsman.workload.replay import replay
 from pointsman.workload.sessions import draw_sessions
 from pointsman.workload.spec import (
@@ -138,6 +137,8 @@ class _Seeds:
 def _replayed(
     spec: WorkloadSpec, trace: TraceReplay, capacity_rps: Capacity | None, base_dir: Path | None
 ) -> Workload:
+    from pointsman.workload.readers import read_trace  # loads polars
+
     requests = read_trace(trace, base_dir, lifts_zeros=spec.max_tokens is not None)
     rate_rps = None
     if trace.load is not None or trace.rate is not None:
@@ -206,6 +207,8 @@ def _added(
     """Lengths [N] of prompts, without what they may share with others, and of outputs."""
 
     def read(file: TraceFile) -> Workload:
+        from pointsman.workload.readers import read_trace
+
         return read_trace(file, base_dir, needs_times=False, lifts_zeros=spec.max_tokens is not None)
 
     lengths = spec.lengths

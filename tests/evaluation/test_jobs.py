@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from pointsman.envs import jobs as envs
-from pointsman.envs.jobs import JobsEnv, JobsSpec
+from pointsman.envs.jobs import JobsEnv, JobsSpec, make_clusters
 from pointsman.errors import InputError
 from pointsman.evaluation import jobs as evaluation
 from pointsman.evaluation.jobs import JobsJudge, JobsSelection
 from pointsman.experiments.scenarios import REPORT_SEEDS, SELECTION_SEEDS
 from pointsman.inference.checkpoint import Checkpoint, NetworkSpec
 from pointsman.jobs.observation import job_space
+from pointsman.jobs.rollout import decide_all
+from pointsman.jobs.state import GOING_ON
 from pointsman.jobs.workload import draw_jobs
 from pointsman.spec import parse_spec
 from pointsman.training.losses import policy_logp
@@ -25,6 +27,7 @@ from pointsman.training.networks import TensorObservation, build_network, from_c
 torch.set_num_threads(1)
 
 SMALL: dict[str, Any] = {"num_gpus": 4, "window": 6, "workload": {"num_jobs": 25}}
+DEADLINES = {"num_jobs": 25, "deadline_slack": [2, 20]}
 
 
 def make_spec(**fields: Any) -> JobsSpec:
@@ -32,12 +35,15 @@ def make_spec(**fields: Any) -> JobsSpec:
 
 
 @cache
-def untrained(kind: str = "pooled", seed: int = 0, features: str = "full", **fields: Any) -> Checkpoint:
+def untrained(
+    kind: str = "pooled", seed: int = 0, features: str = "full", has_deadlines: bool = False
+) -> Checkpoint:
     """With weights large enough to prefer something, and to start a job where it can."""
-    spec = make_spec(features=features, **fields)
+    spec = make_spec(features=features)
     hint = {"hint": "missing", "hint_strength": 5.0} if features == "full" else {}
     network_spec = NetworkSpec.model_validate({"kind": kind, "width": 8, **hint})
-    network = build_network(network_spec, job_space(spec.num_gpus, spec.window, features == "full"), seed)
+    space = job_space(spec.num_gpus, spec.window, features == "full", has_deadlines)
+    network = build_network(network_spec, space, seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if name.startswith("head."):
@@ -79,6 +85,52 @@ def test_a_network_decides_alike_in_the_kernel_and_in_training(
     assert ours["return"] == pytest.approx([theirs[seed] for seed in seeds], abs=1e-9)
     assert len(np.unique(ours["return"])) == 12
     assert not ours["invalid_frac"].any()
+
+
+def test_it_decides_alike_where_jobs_have_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, checkpoint, seeds = make_spec(workload=DEADLINES), untrained(has_deadlines=True), range(12)
+    ours = JobsJudge(spec).play(checkpoint, seeds)
+    theirs = play_in_torch(checkpoint, spec, seeds, monkeypatch)
+    assert ours["return"] == pytest.approx([theirs[seed] for seed in seeds], abs=1e-9)
+    assert 0 < ours["missed_deadlines"].mean() < 1
+
+
+def test_a_policy_that_knows_no_deadlines_serves_jobs_that_have_some_and_the_other_way_round() -> None:
+    plain, with_deadlines = make_spec(), make_spec(workload=DEADLINES, deadline_price=0.0)
+    blind, seeing = untrained(), untrained(has_deadlines=True)
+    before, after = (JobsJudge(spec).play(blind, range(8)) for spec in (plain, with_deadlines))
+    assert np.array_equal(before["return"], after["return"])
+    assert "missed_deadlines" in after and "missed_deadlines" not in before
+    one, other = (JobsJudge(spec).play(seeing, range(8))["return"] for spec in (plain, with_deadlines))
+    assert not np.allclose(one, other)
+
+
+def test_no_ops_are_those_of_choice_and_illegal_actions_are_counted() -> None:
+    clusters = make_clusters(make_spec(), 1)
+    clusters.load(0, draw_jobs(make_spec().workload, 4, 0), 0)
+    num_steps = num_choices = num_noops = num_illegal = 0
+    rng, sim = np.random.default_rng(0), clusters.sims[0]
+    while sim.status == GOING_ON:
+        gpus = clusters.jobs[0]["gpus"][clusters.window[0, : sim.num_window]]
+        is_fitting = gpus <= sim.num_idle
+        action = int(rng.integers(sim.num_window + 2))
+        is_legal = action == 0 or (action <= len(gpus) and is_fitting[action - 1])
+        num_steps, num_illegal = num_steps + 1, num_illegal + (not is_legal)
+        num_choices += is_fitting.any()
+        num_noops += is_fitting.any() and (action == 0 or not is_legal)
+        decide_all(clusters.sims, np.array([action]), False, 0, 1)
+    found = evaluation.measure(clusters)
+    assert 0 < num_noops < num_choices < num_steps
+    assert found["noop_frac"] == pytest.approx(num_noops / num_choices)
+    assert found["invalid_frac"] == pytest.approx(num_illegal / num_steps)
+    assert num_illegal > 0
+
+
+def test_who_starts_whatever_fits_has_no_no_ops() -> None:
+    """Half of the steps leave no choice: they are not counted."""
+    judge = JobsJudge(make_spec())
+    assert not judge.play("sjf", range(8))["noop_frac"].any()
+    assert judge.play("easy-backfill", range(8))["noop_frac"].mean() > 0
 
 
 def test_another_network_decides_otherwise() -> None:
@@ -129,7 +181,7 @@ def test_what_the_trainer_is_told() -> None:
     assert metrics["eval_min_block_return"] == played.min()
     assert metrics["eval_max_block_return"] == played.max()
     assert metrics["eval_invalid_frac"] == 0
-    assert 0 < metrics["eval_noop_frac"] < 1
+    assert metrics["eval_noop_frac"] == 0  # the hint: it starts what fits
     rivals = {name: metrics[f"eval_{name}_return"] for name in ("random-feasible", "fifo", "sjf")}
     assert metrics["eval_baseline_score"] == max(rivals.values())
     for name, value in rivals.items():

@@ -17,6 +17,7 @@ class FakeJudge:
 
     baseline = "plain"
     heuristics: Mapping[str, str] = {"plain": "what it gets", "better": "one more"}
+    rivals: Sequence[str] = tuple(heuristics)
     headers: Mapping[str, str] = {"lazy": "lazy"}
 
     def play(self, policy: str | Checkpoint, seeds: Sequence[int], where: str = "policy") -> Metrics:
@@ -62,7 +63,7 @@ def test_a_report_says_who_is_better() -> None:
     plain, better = report.rows()
     assert (plain.gain, plain.direction, plain.is_best) == ("", 0, False)
     assert (better.gain, better.direction, better.is_best) == ("+1.000 [1.000, 1.000]", -1, True)
-    assert better.shares == ("25.0 %",)
+    assert better.shown == ("25.0 %",)
     assert "| **better** |" in report.markdown()
     results = report.results()
     assert results["policies"]["better"]["gain"]["mean"] == pytest.approx(1)

@@ -11,16 +11,21 @@ from pointsman.envs.jobs import JobsSpec, make_clusters
 from pointsman.jobs.clusters import JobClusters
 from pointsman.jobs.observation import LOOKAHEADS, job_space
 from pointsman.jobs.rollout import decide_all, look
-from pointsman.jobs.state import CUT_OFF, FINISHED, TERMS
+from pointsman.jobs.state import CUT_OFF, FINISHED, MISSED, TERMS
 from pointsman.jobs.table import Jobs
 
 reference = load_benchmark("reference_jobs")
 
 
 def random_jobs(
-    num_jobs: int, widest: int, seed: int, longest_s: float = 10_000.0, has_ties: bool = False
+    num_jobs: int,
+    widest: int,
+    seed: int,
+    longest_s: float = 10_000.0,
+    has_ties: bool = False,
+    has_deadlines: bool = False,
 ) -> Jobs:
-    """Of all sizes. With ties, many arrive or end at the same time, some at 0."""
+    """Of all sizes. With ties, many arrive or end at the same time, some at 0. A fifth have no deadlines."""
     rng = np.random.default_rng(seed)
     arrived_at = np.sort(rng.uniform(-0.1 * longest_s, longest_s, num_jobs).clip(min=0.0))
     duration_s = rng.uniform(0.01, 1.0, num_jobs) * longest_s
@@ -30,7 +35,14 @@ def random_jobs(
         arrived_at -= arrived_at[0]
         duration_s = duration_s.clip(max=8192.0)
     gpus = rng.integers(1, widest + 1, num_jobs)
-    return Jobs(arrived_at, duration_s, gpus, rng.integers(1, 11, num_jobs))
+    priority = rng.integers(1, 11, num_jobs)
+    deadline_at = np.full(num_jobs, np.inf)
+    if has_deadlines:
+        # Some cannot be met, some only if the job starts as it arrives; in halves, so that ties are ties.
+        slack = np.ceil(rng.uniform(0.0, 12.0, num_jobs)) / 2
+        has_one = rng.random(num_jobs) < 0.8
+        deadline_at[has_one] = (arrived_at + slack * duration_s)[has_one]
+    return Jobs(arrived_at, duration_s, gpus, priority, deadline_at)
 
 
 class Pair:
@@ -41,7 +53,7 @@ class Pair:
         spec = self.spec
         self.clusters: JobClusters = make_clusters(spec, 1)
         self.clusters.load(0, jobs, seed=1)
-        columns = (jobs.arrived_at, jobs.duration_s, jobs.gpus, jobs.priority)
+        columns = (jobs.arrived_at, jobs.duration_s, jobs.gpus, jobs.priority, jobs.deadline_at)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         self.twin = reference.JobsTwin(
             [reference.Job(*row) for row in rows],
@@ -51,6 +63,7 @@ class Pair:
             spec.max_steps,
             spec.horizon_slack,
             spec.noop_price,
+            spec.deadline_price,
         )
 
     def step(self, action: int, skips_forced: bool = False) -> Any:
@@ -58,16 +71,16 @@ class Pair:
         decide_all(self.clusters.sims, np.array([action]), skips_forced, 0, 1)
         sim = self.clusters.sims[0]
         return reference.Outcome(
-            {name: float(sim[name]) for name in TERMS},
+            {name: float(sim[name]) for name in (*TERMS, MISSED)},
             float(sim.elapsed_s),
             bool(sim.status == FINISHED),
             bool(sim.status == CUT_OFF),
             bool(sim.is_illegal),
         )
 
-    def look(self, lookahead: str, has_all: bool) -> tuple[Any, Any, Any, Any]:
+    def look(self, lookahead: str, has_all: bool, has_deadlines: bool = False) -> tuple[Any, Any, Any, Any]:
         """Entities [K, F], context [C], entity mask [K], action mask [K + 1]; no old value is left."""
-        space = job_space(self.spec.num_gpus, self.spec.window, has_all)
+        space = job_space(self.spec.num_gpus, self.spec.window, has_all, has_deadlines)
         room = space.num_entities
         entities = np.full((1, room, len(space.entity_features)), np.nan, np.float32)
         context = np.full((1, len(space.context_features)), np.nan, np.float32)

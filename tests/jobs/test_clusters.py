@@ -193,7 +193,8 @@ def test_working_memory_is_for_the_window_there_is() -> None:
 def test_the_ideal_that_a_critic_sees_is_what_perfect_packing_earns() -> None:
     """Jobs as wide as the cluster, one after the other."""
     num_jobs = 400
-    even = Jobs(np.zeros(num_jobs), np.full(num_jobs, 50.0), np.full(num_jobs, 8), np.full(num_jobs, 5))
+    columns = (np.zeros(num_jobs), np.full(num_jobs, 50.0), np.full(num_jobs, 8), np.full(num_jobs, 5))
+    even = Jobs(*columns, np.full(num_jobs, np.inf))
     spec = JobsSpec()
     clusters, env = make_clusters(spec, 1), JobsEnv(spec, 1)
     clusters.load(0, even, 0)

@@ -49,6 +49,18 @@ def test_own_columns_need_no_map(tmp_path: Path) -> None:
     assert columns(read(tmp_path, PLAIN)) == [[40, 100, 300], [20.5, 50, 7], [1, 2, 8], [1, 9, 10]]
 
 
+def test_deadlines_are_times_and_may_be_missing(tmp_path: Path) -> None:
+    text = PLAIN.replace("priority\n", "priority,due_at\n").replace(",9\n", ",9,170\n")
+    text = text.replace(",1,1\n", ",1,1,\n").replace(",10\n", ",10,307\n")
+    assert read(tmp_path, text).deadline_at.tolist() == [np.inf, 170, 307]
+    assert not read(tmp_path, PLAIN).has_deadlines
+    dates = HELIOS.replace(",queue\n", ",deadline\n").replace(",60,0\n", ",60,2020-06-09 18:51:01\n")
+    dates = dates.replace(",249,3\n", ",249,\n").replace(",249,2\n", ",249,nan\n")
+    with pytest.warns(PointsmanWarning, match="1 need no GPU"):
+        jobs = read(tmp_path, dates)
+    assert (jobs.deadline_at - jobs.arrived_at).tolist() == [600, np.inf]
+
+
 def test_unix_times_in_milliseconds_are_no_seconds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = "submitted_at,duration_ms,gpus\n1714557600000,50000,2\n1714557601500,7000,8\n"
     with caplog.at_level("INFO", logger="pointsman"):
@@ -131,6 +143,16 @@ def test_what_does_not_fit_is_left_out_or_cut(tmp_path: Path) -> None:
         (PLAIN.replace(",2,9", ",-2,9"), {}, r"line 2, column gpus = '-2': fewer than 0 GPUs"),
         (PLAIN.replace(",2,9", ",2,11"), {}, r"line 2, column priority = '11': not from 1 to 10"),
         (PLAIN.replace(",2,9", ",,9"), {}, r"line 2, column gpus = None: no value"),
+        (
+            "submitted_at,duration_s,gpus,deadline\n100,5,1,\n100,5,1,99\n",
+            {},
+            r"line 3, column deadline = '99': a deadline before the job is submitted",
+        ),
+        (
+            "submitted_at,duration_s,gpus,deadline\n1714557600,5,1,3600\n",
+            {},
+            r"column deadline = '3600': seconds, but jobs are submitted in Unix time in seconds",
+        ),
         (PLAIN.replace("50", "").replace("20.5", "").replace("7,", ","), {}, "no job has a duration"),
         (PLAIN, {"columns": {"started_at": "submitted_at"}}, r"columns\.ended_at = None: missing"),
         (

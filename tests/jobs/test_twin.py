@@ -28,12 +28,14 @@ pairs = st.fixed_dictionaries(
         "max_steps": st.sampled_from([10, MAX_STEPS]),
         "slack": st.sampled_from([0.3, 1.3, 5.0]),
         "noop_price": st.sampled_from([0.05, -0.1]),
+        "has_deadlines": st.booleans(),
     }
 )
 
 
 def make_pair(drawn: dict[str, Any]) -> Pair:
-    jobs = random_jobs(drawn["num_jobs"], drawn["num_gpus"], drawn["seed"], has_ties=drawn["has_ties"])
+    kinds = {name: drawn[name] for name in ("has_ties", "has_deadlines")}
+    jobs = random_jobs(drawn["num_jobs"], drawn["num_gpus"], drawn["seed"], **kinds)
     return Pair(
         jobs,
         num_gpus=drawn["num_gpus"],
@@ -41,6 +43,7 @@ def make_pair(drawn: dict[str, Any]) -> Pair:
         max_steps=drawn["max_steps"],
         horizon_slack=drawn["slack"],
         noop_price=drawn["noop_price"],
+        deadline_price=0.7,
     )
 
 
@@ -59,9 +62,10 @@ def assert_same_outcome(ours: Any, twins: Any) -> None:
     assert ours.terms == pytest.approx(twins.terms, rel=1e-9, abs=1e-12)
 
 
-def assert_same_view(pair: Pair, lookahead: str, has_all: bool) -> None:
-    entities, context, is_there, legal = pair.look(lookahead, has_all)
-    rows = np.array(pair.twin.job_rows(has_all), np.float64).reshape(-1, entities.shape[1])
+def assert_same_view(pair: Pair, lookahead: str, has_all: bool, has_deadlines: bool = False) -> None:
+    entities, context, is_there, legal = pair.look(lookahead, has_all, has_deadlines)
+    shown = pair.twin.job_rows(has_all, has_all and has_deadlines)
+    rows = np.array(shown, np.float64).reshape(-1, entities.shape[1])
     assert is_there.tolist() == [slot < len(rows) for slot in range(pair.spec.window)]
     assert legal.tolist() == pair.twin.legal()
     np.testing.assert_allclose(entities[: len(rows)], rows, rtol=1e-5, atol=1e-6)
@@ -76,7 +80,8 @@ def test_every_step_agrees(drawn: dict[str, Any]) -> None:
     modes = list(LOOKAHEADS)
     is_over = False
     while not is_over:
-        assert_same_view(pair, modes[int(rng.integers(4))], has_all=bool(rng.integers(2)))
+        has_all, has_deadlines = (bool(flag) for flag in rng.integers(2, size=2))
+        assert_same_view(pair, modes[int(rng.integers(4))], has_all, has_deadlines)
         action = any_action(pair, rng)
         ours, twins = pair.step(action), pair.twin.step(action)
         assert_same_outcome(ours, twins)
@@ -112,7 +117,7 @@ def test_heuristics_agree(name: str) -> None:
     num_jobs_started = 0
     for seed in range(20):
         for follows in (True, False):
-            jobs = random_jobs(30, 6, seed, has_ties=seed % 2 == 0)
+            jobs = random_jobs(30, 6, seed, has_ties=seed % 2 == 0, has_deadlines=seed % 4 < 2)
             pair, rng = Pair(jobs, num_gpus=6, window=8, max_steps=200), np.random.default_rng(seed)
             outcome = None
             while outcome is None or not (outcome.all_done or outcome.cut_off):
@@ -132,11 +137,18 @@ def test_all_heuristics_but_chance_have_a_twin() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"noop_price": 0.04}, {"num_gpus": 7}, {"window": 5}, {"longest": 9_999.0}, {"slack": 1.31}],
+    [
+        {"noop_price": 0.04},
+        {"deadline_price": 0.9},
+        {"num_gpus": 7},
+        {"window": 5},
+        {"longest": 9_999.0},
+        {"slack": 1.31},
+    ],
     ids=str,
 )
 def test_a_twin_of_another_cluster_would_be_noticed(change: dict[str, float]) -> None:
-    pair = Pair(random_jobs(30, 6, 0), num_gpus=8, window=6)
+    pair = Pair(random_jobs(30, 6, 0, has_deadlines=True), num_gpus=8, window=6)
     rng = np.random.default_rng(0)
     for name, value in change.items():
         setattr(pair.twin, name, value)

@@ -19,6 +19,7 @@ from pointsman.live.fitting import description, fit_probes, nonnegative
 from pointsman.live.probing import Decode, Facts, Idle, Joined, Probe, Prober, Server
 from pointsman.live.traffic import fit_traffic, read_traffic
 from pointsman.router.replicas.discovery import FileSource
+from pointsman.router.telemetry.recording import RecordedRequest, Recorder, new_recording
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
 from tests.simulator.factories import Run, make_cluster, random_workload
 
@@ -169,6 +170,33 @@ def test_recorded_traffic_gives_a_line(tmp_path: Path) -> None:
     table.select("arrived_at", "num_prefill_tokens", "num_decode_tokens").write_ndjson(arrivals)
     with pytest.raises(InputError, match="alone say nothing about speed"):
         read_traffic(arrivals)
+
+
+def test_what_the_router_records_can_be_calibrated_by(tmp_path: Path) -> None:
+    """Two servers, requests that failed, and some that did not stream."""
+    path = tmp_path / "traffic.jsonl"
+    recorder = Recorder(new_recording(path))
+    costs = {"http://a": 0.01, "http://b": 0.02}
+    for server, step_s in costs.items():
+        cost = {"kind": "linear", "a": step_s, "b": 1e-4, "c": 5e-4}
+        workload = random_workload(500, 4.0, mean_tokens=120.0)
+        for n, one in enumerate(Run(make_cluster(replicas=1, cost=cost), workload).to_end().requests):
+            times = one.first_token_at - one.arrived_at, one.completed_at - one.arrived_at
+            outcome = "completed" if n % 50 else "cut"
+            lengths = int(one.num_prefill), int(one.num_decode)
+            ttft_s, e2e_s = (None, 900.0) if outcome == "cut" else map(float, times)
+            speed = (None, None, None, None)
+            recorder.add(
+                RecordedRequest(
+                    float(one.arrived_at), *lengths, None, outcome, "default", server, ttft_s, e2e_s, *speed
+                )
+            )
+    recorder.close()
+    fits = fit_traffic(read_traffic(path))
+    assert [fit.server for fit in fits] == list(costs)
+    for fit in fits:
+        assert fit.cost["a"] == pytest.approx(costs[fit.server], rel=0.1)
+        assert fit.cost["b"] == pytest.approx(1e-4, rel=0.25)
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from time import monotonic
 from typing import Any
 
+from pointsman.routing.calibration import NOTHING_SEEN, Estimate
 from pointsman.routing.decider import RequestToPlace
 from pointsman.routing.signals import SIGNALS
 
@@ -19,9 +21,10 @@ class FakeBooks:
         self.events: list[tuple[Any, ...]] = []
         self.num_tokens: dict[int, int] = {}
         self.signals: dict[int, dict[str, float]] = {}  # by slot; 0 where nothing is said
+        self.estimates: dict[int, Estimate] = {}
         self._num_tickets = 0
 
-    def add(self, name: str, known: Mapping[str, float] | None) -> int:
+    def add(self, name: str, told: Mapping[str, float] | None) -> int:
         slot = next(slot for slot in range(1000) if slot not in self.names)
         self.names[slot] = name
         return slot
@@ -76,7 +79,12 @@ class FakeBooks:
         self.events.append(("scraped", slot, running, waiting, kv_use))
 
     def replica_signals(self, slot: int) -> dict[str, float]:
-        return {signal.name: 0.0 for signal in SIGNALS} | self.signals.get(slot, {})
+        now = monotonic()
+        signals = {signal.name: 0.0 for signal in SIGNALS} | {"scraped_at": now, "tokens_at": now}
+        return signals | self.signals.get(slot, {})
+
+    def estimate(self, slot: int) -> Estimate:
+        return self.estimates.get(slot, NOTHING_SEEN)
 
     def of_kind(self, kind: str) -> list[tuple[Any, ...]]:
         return [event for event in self.events if event[0] == kind]
@@ -98,6 +106,9 @@ class FakeDecider:
         slots = [s for s in self._books.names if s not in excluded and self._books.accepting.get(s, True)]
         self._turn += 1
         return slots[self._turn % len(slots)] + 1 if slots else HOLD
+
+    def reason(self) -> None:
+        return None
 
     def explain(self) -> dict[str, Any]:
         return {"turn": self._turn, "open": len(self._books.open)}

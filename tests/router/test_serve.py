@@ -8,6 +8,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +104,18 @@ def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     assert re.search(r"limits.max_body_bytes +77 ", listed)
     assert "reliability.breaker_failures" in listed
+
+
+def test_the_router_does_not_load_what_it_does_not_need() -> None:
+    """Neither at the start nor for a server that is known by model and device."""
+    program = (
+        "import sys, pointsman.cli.main, pointsman.cli.serve, pointsman.router.main\n"
+        "from pointsman.simulator.calibration import known_figures\n"
+        "known_figures({'model': 'Llama-3-8B', 'device': 'A100-80'})\n"
+        "print([name for name in ('polars', 'torch', 'pandas') if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ def windows_of(estimator: Estimator, floor_s: float, decode_s: float, prefill_s:
 def test_the_three_speeds_are_told_apart() -> None:
     estimator = Estimator()
     windows_of(estimator, 0.02, 0.0003, 0.00005, count=40)
-    figures, error = estimator.estimate()
+    figures, error, source, *_ = estimator.estimate()
+    assert source == "measured"
     assert figures["step_floor_s"] == pytest.approx(0.02, rel=0.05)
     assert figures["decode_s_per_token"] == pytest.approx(0.0003, rel=0.05)
     assert figures["prefill_s_per_token"] == pytest.approx(0.00005, rel=0.05)
@@ -45,7 +46,7 @@ def test_too_little_says_nothing_and_nothing_is_faster_than_the_lowest() -> None
         estimator.saw_first_token(1000, 0.1, 0.0)
         estimator.saw_gauges(100, 0.5)
     estimator.take_news(0)
-    assert estimator.estimate() == ({}, np.inf)
+    assert estimator.estimate() == NOTHING_SEEN
     windows_of(estimator, 1e-6, 1e-9, 1e-9, count=50)
     for _ in range(50):
         estimator.saw_gauges(1, 1.0)
@@ -72,6 +73,19 @@ def test_what_cannot_be_told_apart_is_the_same_and_the_rest_is_not() -> None:
     assert two["step_floor_s"] / one["step_floor_s"] == pytest.approx(1.5), "two servers are no crowd"
     one, two = pooled([estimate(1.0, 0.3), estimate(1.5, 0.3)])
     assert one == two, "too little is known of them"
+    sure, unsure = {"step_floor_s": 0.02, "prefill_s_per_token": 0.05}, {"decode_s_per_token": 0.6}
+    quick, slow = (
+        Estimate(
+            USUAL | {"step_floor_s": floor_s, "decode_s_per_token": 1e-4 / floor_s},
+            0.12,
+            errors=sure | unsure,
+        )
+        for floor_s in (0.010, 0.022)
+    )
+    one, two, three = pooled([quick, slow, quick])
+    assert one == three and one["step_floor_s"] < 0.5 * two["step_floor_s"], "their steps differ for certain"
+    small, large = (Estimate(USUAL | {"kv_capacity_tokens": size}, 0.3) for size in (3e4, 2e5))
+    assert [one["kv_capacity_tokens"] for one in pooled([small, large])] == [3e4, 2e5], "other hardware"
     unseen, seen = pooled([NOTHING_SEEN, estimate(2.0, 0.01)])
     assert unseen["step_floor_s"] == pytest.approx(seen["step_floor_s"])
     assert unseen["kv_capacity_tokens"] == pytest.approx(USUAL["kv_capacity_tokens"])

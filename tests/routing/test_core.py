@@ -76,6 +76,7 @@ def replay_by_core(simulated: Simulated, spec: PolicySpec) -> list[tuple[int, in
     names = [f"replica {k}" for k in range(len(run.plans))]
     figures = [{name: float(getattr(plan, name)) for name in FIGURES} for plan in run.plans]
     core = Core(spec, dict(zip(names, figures, strict=True)), seed=SEED, now=0.0)
+    core._books._recalibrate = lambda now: None  # type: ignore[method-assign]  # no doubts in a simulator
     requests = [
         Request(int(one.num_prefill), session=int(one.session), arrived_at=float(one.arrived_at))
         for one in run.requests

@@ -62,11 +62,12 @@ def serve(
     num_requests: int,
     change: tuple[float, Speed] | None = None,
     seed: int = 0,
+    told: Sequence[Speed | None] = (None, None),
 ) -> list[tuple[float, int, list[dict[str, float]]]]:
     """Requests sent at random by `shares`; -> time, number finished and estimates, after each finish."""
     rng = np.random.default_rng(seed)
     servers = [Server(speed, rng) for speed in speeds]
-    slots = [books.add(f"server {k}") for k in range(len(servers))]
+    slots = [books.add(f"server {k}", one and one._asdict()) for k, one in enumerate(told)]
     arrivals = np.cumsum(rng.exponential(1.0 / rate_rps, num_requests))
     prompts = np.maximum(16, rng.lognormal(6.4, 1.0, num_requests)).astype(int)
     outputs = np.maximum(2, rng.lognormal(5.0, 0.8, num_requests)).astype(int)
@@ -145,3 +146,84 @@ def test_servers_that_answer_at_once_are_all_alike() -> None:
     estimates = serve(Books(now=0.0), (instant, instant), 100.0, (0.5, 0.5), 400)[-1][2]
     assert estimates[0]["weight"] == estimates[1]["weight"] == 1.0
     assert estimates[0]["step_floor_s"] == pytest.approx(2e-3)
+
+
+def times(speed: Speed, factor: float) -> Speed:
+    return Speed(*(factor * figure for figure in speed))
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.25, 3.0])
+def test_traffic_corrects_what_was_told(factor: float) -> None:
+    """Before the first request the router believes it; a minute later it knows better."""
+    told = (times(FAST, factor), SLOW)
+    books = Books(now=0.0)
+    slot = books.add("server", told[0]._asdict())
+    assert books.replica_signals(slot)["step_floor_s"] == pytest.approx(factor * FAST.step_floor_s)
+    assert books.estimate(slot).source == "told"
+    books = Books(now=0.0)
+    seen = serve(books, (FAST, SLOW), 10.0, (0.6, 0.4), 700, told=told)
+    for _, _, estimates in seen[500:]:
+        for speed, found in zip((FAST, SLOW), estimates, strict=True):
+            assert typical_step_s(found) == pytest.approx(typical_step_s(speed._asdict()), rel=0.1)
+    assert [books.estimate(slot).source for slot in (0, 1)] == ["measured", "measured"]
+
+
+def test_what_was_told_stands_where_the_traffic_says_nothing() -> None:
+    """A stream at a time never shows what one more of them costs."""
+    told = Speed(FAST.step_floor_s, 5 * FAST.decode_s_per_token, FAST.prefill_s_per_token)
+    books = Books(now=0.0)
+    found = serve(books, (FAST, FAST), 0.2, (0.5, 0.5), 100, told=(told, told))[-1][2][0]
+    assert found["step_floor_s"] == pytest.approx(FAST.step_floor_s, rel=0.1)
+    assert found["decode_s_per_token"] == pytest.approx(told.decode_s_per_token, rel=0.25)
+    errors = books.estimate(0).errors
+    assert errors["decode_s_per_token"] > 5 * errors["step_floor_s"]
+
+
+def test_servers_told_to_be_different_stay_so_and_equal_ones_equal() -> None:
+    books = Books(now=0.0)
+    told = [FAST, times(FAST, 1.05), FAST, None]
+    for k, one in enumerate(told):
+        books.add(f"server {k}", one and one._asdict())
+    weights = [books.replica_signals(slot)["weight"] for slot in range(4)]
+    assert weights[0] == weights[2] > weights[1]
+    seen = serve(Books(now=0.0), (FAST, FAST), 10.0, (0.5, 0.5), 400, told=(FAST, FAST))
+    assert all(one["weight"] == other["weight"] for _, _, (one, other) in seen)
+
+
+def test_the_errors_say_how_far_off_the_estimates_are() -> None:
+    """Over many runs the estimates are off by about their standard errors: neither bragging nor useless."""
+    off: list[float] = []
+    for seed in range(12):
+        books = Books(now=0.0)
+        serve(books, (FAST, SLOW), 10.0, (0.6, 0.4), 300, seed=seed)
+        for slot, speed in enumerate((FAST, SLOW)):
+            estimate = books.estimate(slot)
+            for name, truth in speed._asdict().items():
+                off.append((estimate.figures[name] / truth - 1) / estimate.errors[name])
+    assert 0.3 < float(np.sqrt(np.mean(np.square(off)))) < 2.0
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.5, 2.0])
+@pytest.mark.parametrize("rate_rps", [1.0, 8.0])
+def test_a_change_of_a_told_server_is_noticed_within_half_a_minute(factor: float, rate_rps: float) -> None:
+    changed = times(FAST, factor)
+    told = (FAST, FAST)
+    num_requests = int(150 * rate_rps)
+    seen = serve(Books(now=0.0), told, rate_rps, (0.5, 0.5), num_requests, (60.0, changed), told=told)
+    after = next(estimates for at, _, estimates in seen if at >= 90.0)
+    assert typical_step_s(after[0]) == pytest.approx(typical_step_s(changed._asdict()), rel=0.15)
+    assert typical_step_s(after[1]) == pytest.approx(typical_step_s(FAST._asdict()), rel=0.1)
+
+
+def test_kv_memory_that_was_told_is_corrected_only_where_it_is_far_off() -> None:
+    for told, found in ((400_000.0, 400_000.0), (900_000.0, 440_000.0)):
+        books = Books(now=0.0)
+        slot = books.add("server", {"kv_capacity_tokens": told})
+        now = 0.0
+        for _ in range(20):
+            now += 3.0
+            ticket = books.sent(slot, 44_000, now)
+            books.first_token(ticket, now + 1.0)
+            books.scraped(slot, 1.0, 0.0, 0.1, now + 1.5)
+            books.finished(ticket, now + 2.0, 44_000, 1)
+        assert books.replica_signals(slot)["kv_capacity_tokens"] == pytest.approx(found, rel=0.01)

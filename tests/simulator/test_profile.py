@@ -12,7 +12,8 @@ import pytest
 from pointsman.errors import InputError
 from pointsman.simulator.cost import CostTables, cost_tables
 from pointsman.simulator.hardware import Deployment, Model, load_catalogue
-from pointsman.simulator.profile import CPU_COLUMNS, TOKEN_OPERATORS, ProfileCost
+from pointsman.simulator.profile import ProfileCost
+from pointsman.simulator.profile_tables import CPU_COLUMNS, TOKEN_OPERATORS
 
 VIDUR_PROFILES = Path("/work/shared/vidur/profiles")
 

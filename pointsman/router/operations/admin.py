@@ -8,10 +8,12 @@ DELETE /admin/replicas?url=…                  remove, once its requests are an
 POST   /admin/drain     {"url": …, "drain": true}
 GET    /admin/policy
 POST   /admin/policy    {"policy": "default"}
-GET    /admin/decisions?last=20               with an explanation of the last one
+POST   /admin/shadow    {"policy": "least-work"}, or null: none
+GET    /admin/decisions?last=20               why, in a sentence each; and all that was seen for the last one
+GET    /admin/decisions?request=ID            those about one request, by its x-request-id
 
 It is a second service of the router's own HTTP server, with its limits, keys and TLS. A web framework would
-be a second server beside it (aiohttp: ten packages, 15 MB, 0.25 s at every start) for nine routes.
+be a second server beside it (aiohttp: ten packages, 15 MB, 0.25 s at every start) for ten routes.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ class _Switch(Spec):
     policy: str
 
 
+class _Shadow(Spec):
+    policy: str | None
+
+
 class Admin:
     """A service of client connections, as the proxy is."""
 
@@ -68,6 +74,7 @@ class Admin:
             (b"POST", b"/admin/drain"): self._drain,
             (b"GET", b"/admin/policy"): self._policy,
             (b"POST", b"/admin/policy"): self._switch,
+            (b"POST", b"/admin/shadow"): self._set_shadow,
             (b"GET", b"/admin/decisions"): self._last_decisions,
             (b"GET", b"/admin/state"): lambda query, body: self._dashboard.state(),
             (b"GET", _PAGE): lambda query, body: dashboard.page(),
@@ -139,12 +146,21 @@ class Admin:
             self._decisions.switch(policy)
         return self._policy(query, body)
 
+    async def _set_shadow(self, query: dict[str, str], body: Any) -> Any:
+        policy = parse_spec(_Shadow, body).policy
+        async with self._switching:
+            if policy is not None:
+                await asyncio.get_running_loop().run_in_executor(None, _read_ahead, policy)
+            self._decisions.set_shadow(policy)
+        return self._policy(query, body)
+
     def _last_decisions(self, query: dict[str, str], body: Any) -> Any:
+        if (request_id := query.get("request")) is not None:
+            return {"decisions": [decision._asdict() for decision in self._decisions.find(request_id)]}
         text = query.get("last", str(_NUM_DECISIONS))
         if not text.isdecimal():
             raise InputError("last", text, "is not a number", "use a number of decisions")
-        count = max(1, int(text))
-        decisions = [decision._asdict() for decision in list(self._decisions.last)[-count:]]
+        decisions = [decision._asdict() for decision in self._decisions.last(max(1, int(text)))]
         return {"decisions": decisions, "last": self._decisions.explain()}
 
 

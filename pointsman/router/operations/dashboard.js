@@ -4,7 +4,7 @@
 const POLL_MS = 1000, TIMEOUT_MS = 5000;
 const at = id => document.getElementById(id);
 let key = sessionStorage.getItem("key") ?? "";
-let isPaused = false, state = null, chosen = null;
+let isPaused = false, state = null, chosen = null, answeredAt = 0;
 const reasons = new Map();  // request id -> explanation, of decisions still listed
 
 // --- numbers ---
@@ -13,7 +13,7 @@ const digits = (value, count = 3) => Number(value.toPrecision(count)).toLocaleSt
 const whole = value => Math.round(value).toLocaleString("en");
 const known = (value, write) => value === null || value === undefined ? "–" : write(value);
 const share = value => known(value, v => `${(100 * v).toFixed(v > 0 && v < 0.0995 ? 1 : 0)} %`);
-const seconds = value => known(value, v => v < 5e-5 ? "0" : v < 0.9995 ? `${digits(1000 * v)} ms` : `${digits(v)} s`);
+const seconds = value => known(value, v => v <= 0 ? "0" : v < 9.995e-4 ? `${digits(1e6 * v)} µs` : v < 0.9995 ? `${digits(1000 * v)} ms` : `${digits(v)} s`);
 const ago = value => value < 90 ? `${Math.round(value)} s` : value < 5400 ? `${Math.round(value / 60)} min` : `${digits(value / 3600)} h`;
 const short = name => name.replace(/^https?:\/\//, "");
 const sum = counts => Object.values(counts).reduce((a, b) => a + b, 0);
@@ -187,7 +187,19 @@ function showTop() {
   ], true);
 }
 
+function showProblems() {
+  const list = at("problems"), problems = state.problems;
+  list.hidden = !problems.length;
+  resize(list, problems.length, () => make("li"));
+  problems.forEach(({ text, is_severe }, index) => {
+    list.children[index].className = is_severe ? "worse" : "unclear";
+    write(list.children[index], text);
+  });
+}
+
 const COLOURS = { ready: "better", closed: "better", probing: "unclear", draining: "unclear", "half-open": "unclear" };
+const UP = new Set(["ready", "draining"]), OLD_S = 5;
+const SOURCES = { assumed: "nothing yet: usual values", told: "what was told", measured: "its traffic" };
 const status = text => ({ text, className: `text ${COLOURS[text] ?? "worse"}` });
 
 function showReplicas() {
@@ -199,17 +211,31 @@ function showReplicas() {
     state.replicas.map(r => [
       name(r.name), status(r.state), status(r.breaker),
       { text: whole(r.outstanding), bar: [r.decoding / most, r.waiting / most] }, whole(r.waiting), seconds(r.prefill_backlog_s),
-      { text: share(r.kv_use), bar: [r.kv_use] }, { text: share(r.share), bar: [r.share / largest] },
-      seconds(r.step_s), whole(r.token_rate), seconds(r.signals_age_s),
+      { text: share(r.kv_use), bar: [r.kv_use ?? 0] }, { text: share(r.share), bar: [r.share / largest] },
+      seconds(r.step_s), known(r.token_rate, whole),
+      { text: seconds(r.signals_age_s), className: r.signals_age_s > OLD_S ? "worse" : "" },
+    ]));
+  state.replicas.forEach((r, index) => at("replicas").tBodies[0].children[index].classList.toggle("down", !UP.has(r.state)));
+}
+
+function showSpeeds() {
+  const figure = (r, of) => seconds(r.speed[of]) + (of in r.speed_errors ? ` ± ${share(r.speed_errors[of])}` : "");
+  fillTable("speeds",
+    ["replica", { text: "known by", className: "text" }, "smallest step", "one more stream", "prompt token", "KV memory, tokens"],
+    state.replicas.map(r => [
+      name(r.name), { text: SOURCES[r.speed_source], className: "text" },
+      ...["step_floor_s", "decode_s_per_token", "prefill_s_per_token"].map(of => figure(r, of)), whole(r.speed.kv_capacity_tokens),
     ]));
 }
 
 function showLatencies() {
   const times = ["p50_s", "p95_s", "p99_s"];
   const row = (label, of) => [label, ...["ttft_s", "e2e_s"].flatMap(kind => [whole(of[kind].count), ...times.map(time => seconds(of[kind][time]))])];
+  const policies = Object.keys(state.by_policy).length > 1 ? Object.entries(state.by_policy) : [];
   fillTable("latencies",
     ["replica", "first tokens", "P50", "P95", "P99", "answers", "end to end P50", "P95", "P99"],
-    [row("all", state.latencies), ...state.replicas.map(r => row(name(r.name), r))]);
+    [row("all", state.latencies), ...policies.map(([policy, of]) => row(name(`by ${policy}`), of)),
+      ...state.replicas.map(r => row(name(r.name), r))]);
 }
 
 function rowNames(...counts) {
@@ -239,7 +265,7 @@ function showDecisions() {
 function showShadow() {
   const shadow = state.shadow;
   at("shadow").parentElement.hidden = !shadow;
-  if (!shadow) return write(at("agreement"), "None. `pointsman serve --shadow POLICY` counts what another policy would have done.");
+  if (!shadow) return write(at("agreement"), "None. POST /admin/shadow, or serve --shadow POLICY: it counts what another policy would have done.");
   const asked = shadow.agreed + shadow.differed;
   write(at("agreement"), `${shadow.policy} would have decided the same in ${share(asked ? shadow.agreed / asked : null)} of `
     + `${whole(asked)} decisions${shadow.failures ? `; it failed ${whole(shadow.failures)} times` : ""}.`);
@@ -251,31 +277,30 @@ function showShadow() {
 
 function showLast() {
   const newest = state.last.toReversed();
-  if (state.explained.why) reasons.set(state.explained.request_id, state.explained);
+  if (state.explained.seen) reasons.set(state.explained.request_id, state.explained);
   const listedIds = new Set(newest.map(one => one.request_id));
   for (const id of reasons.keys()) if (!listedIds.has(id) && id !== chosen) reasons.delete(id);
-  fillTable("last", ["request", "ago", { text: "by", className: "text" }, { text: "sent to", className: "text" }, "prompt tokens", "waited", "at the router"],
+  fillTable("last", ["request", "ago", { text: "why", className: "text" }, "prompt tokens", "waited", "at the router"],
     newest.map(one => [
       reasons.has(one.request_id) ? { ...name(one.request_id), choose: one.request_id } : name(one.request_id),
-      `${digits(Math.max(0, state.time - one.at), 2)} s`, { text: one.by, className: "text" }, { text: short(one.replica), className: "text" },
+      `${digits(Math.max(0, state.time - one.at), 2)} s`, { text: one.why, className: "words" },
       whole(one.prompt_tokens), seconds(one.waited_s), whole(one.queue_size),
     ]));
   showWhy(reasons.get(chosen) ?? state.explained);
 }
 
 function showWhy(about) {
-  const why = about.why, replicas = why?.replicas;
+  const seen = about.seen, replicas = seen?.replicas;
   write(at("why-about"), !about.request_id ? "No decision yet."
-    : !why ? `${about.request_id} was sent to ${short(about.replica)} by ${about.by}, not by the policy.`
-    : !replicas ? JSON.stringify(why)
-    : `${about.request_id} ${about.replica === "hold" ? "was held" : `was sent to ${short(about.replica)}`} by ${about.by}. `
-      + (why.hold ? "The highest logit wins. " : replicas.some(r => r.score !== null) ? "The lowest score wins. " : "This policy does not score. ")
+    : !replicas ? `${about.request_id}: ${about.why}`
+    : `${about.request_id}: ${about.why} `
+      + (seen.hold ? "The highest logit wins. " : replicas.some(r => r.score !== null) ? "The lowest score wins. " : "This policy does not score. ")
       + "Signals are of the time of asking.");
   at("why").parentElement.hidden = !replicas;
   at("features-box").hidden = !replicas?.some(r => r.features);
   if (!replicas) return;
-  const isLearned = Boolean(why.hold);
-  const options = isLearned ? [{ name: "hold", ...why.hold }, ...replicas] : replicas;
+  const isLearned = Boolean(seen.hold);
+  const options = isLearned ? [{ name: "hold", ...seen.hold }, ...replicas] : replicas;
   const legal = options.filter(one => one.is_legal && one.logit !== null);
   const highest = Math.max(...legal.map(one => one.logit));
   const total = legal.reduce((all, one) => all + Math.exp(one.logit - highest), 0);
@@ -298,7 +323,22 @@ function showWhy(about) {
 function render() {
   if (!state) return;
   at("live").hidden = false;
-  for (const show of [showTop, showReplicas, showCurves, showLatencies, showDecisions, showShadow, showLast]) show();
+  for (const show of [showTop, showProblems, showReplicas, showSpeeds, showCurves, showLatencies, showDecisions, showShadow, showLast]) show();
+  document.querySelectorAll(".scroll").forEach(showMore);
+}
+
+// A table that is wider than the screen says so: nobody looks for columns that they do not know of.
+function showMore(box) {
+  let hint = box.nextElementSibling;
+  if (!hint?.classList.contains("more")) {
+    hint = make("p", "", "more soft");
+    box.after(hint);
+    box.addEventListener("scroll", () => showMore(box), { passive: true });
+  }
+  const edge = box.getBoundingClientRect().right;
+  const hidden = [...box.querySelectorAll("thead th")].filter(th => th.getBoundingClientRect().right > edge + 1).length;
+  hint.hidden = box.hidden || !hidden;
+  write(hint, `${hidden} more ${hidden === 1 ? "column" : "columns"} to the right →`);
 }
 
 // --- asking ---
@@ -307,6 +347,18 @@ function say(text, className) {
   write(at("status"), text);
   at("status").className = className;
   document.body.classList.toggle("stale", className === "lost");
+  document.title = className === "live" ? "Pointsman router" : `⚠ ${text} – Pointsman router`;
+}
+
+function sayState() {
+  const count = state.problems.length;
+  if (!count) return say("live", "live");
+  say(`live, ${count} ${count === 1 ? "problem" : "problems"}`, state.problems[0].is_severe ? "trouble" : "doubt");
+}
+
+function sayLost(problem) {
+  const age = state ? `; these figures are ${ago((Date.now() - answeredAt) / 1000)} old` : "";
+  say(problem + age, "lost");
 }
 
 function pause(isNow) {
@@ -314,7 +366,7 @@ function pause(isNow) {
   write(at("pause"), isPaused ? "Resume" : "Pause");
   at("pause").setAttribute("aria-pressed", String(isPaused));
   if (!isPaused) chosen = null;
-  if (isPaused) say("paused", "");
+  if (isPaused) say(`paused at ${new Date(answeredAt).toLocaleTimeString("en-GB")}`, "");
 }
 
 async function poll() {
@@ -323,19 +375,20 @@ async function poll() {
     const answer = await fetch("admin/state", { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     at("access").hidden = answer.status !== 401;
     if (answer.status === 401) {
-      say(key ? "wrong key" : "key needed", "lost");
+      sayLost(key ? "wrong key" : "key needed");
     } else if (!answer.ok) {
-      say(`the router answers ${answer.status}`, "lost");
+      sayLost(`the router answers ${answer.status}`);
     } else {
       const found = await answer.json();
       if (isPaused) return;
       state = found;
-      say("live", "live");
+      answeredAt = Date.now();
+      sayState();
       render();
     }
   } catch (error) {
     console.warn(error);
-    if (!isPaused) say("no answer from the router", "lost");
+    if (!isPaused) sayLost("no answer from the router");
   }
 }
 
@@ -348,6 +401,8 @@ async function follow() {
 
 at("pause").addEventListener("click", () => pause(!isPaused));
 at("features-box").addEventListener("toggle", render);
+addEventListener("resize", () => document.querySelectorAll(".scroll").forEach(showMore));
+document.addEventListener("visibilitychange", () => { if (!document.hidden && !isPaused) poll(); });
 at("access").addEventListener("submit", event => {
   event.preventDefault();
   key = at("key").value;

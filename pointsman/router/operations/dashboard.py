@@ -18,12 +18,24 @@ from pointsman import __version__
 from pointsman.router.http.messages import Answer
 from pointsman.router.replicas.registry import Replica
 from pointsman.router.requests.decisions import HELD
-from pointsman.router.telemetry.history import Reading, by_replica, num_errors, over_all, quantile
+from pointsman.router.telemetry.history import (
+    Reading,
+    by_policy,
+    by_replica,
+    num_errors,
+    over_all,
+    quantile,
+)
+from pointsman.router.telemetry.metrics import NO_POLICY
+from pointsman.routing.reasons import short
+from pointsman.routing.streams import SCRAPE_LIMIT_S
 
 if TYPE_CHECKING:
     from pointsman.router.server import Router
 
 _NUM_DECISIONS = 12
+_MANY_ERRORS = 0.01  # of the answers
+_FIGURES = ("step_floor_s", "decode_s_per_token", "prefill_s_per_token", "kv_capacity_tokens")
 _SHARES = {"p50_s": 0.5, "p95_s": 0.95, "p99_s": 0.99}
 
 
@@ -58,14 +70,17 @@ class Dashboard:
         router, now = self._router, monotonic()
         decisions, metrics = router.decisions, router.metrics
         over_s, lately = router.history.lately(now)
+        replicas = self._replicas(lately, now)
         return {
+            "problems": self._problems(replicas, lately),
             "time": time(),
             "version": __version__,
             "up_s": now - self._started_at,
             "over_s": over_s,  # counts and percentiles below are of so many seconds
             "policy": decisions.policy,
-            "replicas": self._replicas(lately, now),
+            "replicas": replicas,
             "latencies": {kind: _percentiles(over_all(lately[kind])) for kind in ("ttft_s", "e2e_s")},
+            "by_policy": _by_policy(lately),
             "curves": [point._asdict() | {"at": point.at - now} for point in router.history.points],
             "answers": _answers(lately),
             "clients": metrics.all_clients,
@@ -73,7 +88,7 @@ class Dashboard:
                 "now": metrics.all_held,
                 "limit": router.settings.holding.max_held,
                 "requests": lately["events"]["holds"],
-                "waited": _percentiles(lately["hold_s"]),
+                "waited": _percentiles(over_all(lately["hold_s"])),
             },
             "decisions": {
                 "by": _nested(lately["decisions"]),
@@ -81,7 +96,7 @@ class Dashboard:
                 "retries": lately["retries"],
             },
             "shadow": self._shadow(lately),
-            "last": [decision._asdict() for decision in list(decisions.last)[-_NUM_DECISIONS:]],
+            "last": [decision._asdict() for decision in decisions.last(_NUM_DECISIONS)],
             "explained": decisions.explain(),
         }
 
@@ -99,27 +114,84 @@ class Dashboard:
         ]
 
     def _signals(self, replica: Replica, now: float) -> dict[str, Any]:
-        known = self._router.proxy.books.replica_signals(replica.slot)
+        """None where a figure is too old to be shown as one of now."""
+        books = self._router.proxy.books
+        known, estimate = books.replica_signals(replica.slot), books.estimate(replica.slot)
+        age_s = now - known["scraped_at"] if replica.has_gauges else None
+        is_streaming = now - known["tokens_at"] < SCRAPE_LIMIT_S
         return {
             "waiting": known["waiting"],
             "decoding": known["decoding"],
             "prefill_backlog_s": known["pending_prefill_tokens"] * known["prefill_s_per_token"],
-            "kv_use": known["scraped_kv_use"],
-            "step_s": known["step_s"] or None,  # 0: none seen yet
-            "token_rate": known["token_rate"],
-            "signals_age_s": now - known["scraped_at"],
+            "kv_use": known["scraped_kv_use"] if age_s is not None and age_s < SCRAPE_LIMIT_S else None,
+            "step_s": known["step_s"] or None if is_streaming else None,  # 0: none seen yet
+            "token_rate": known["token_rate"] if is_streaming else None,
+            "signals_age_s": age_s,
+            "for_s": now - replica.changed_at,
+            "speed": {name: known[name] for name in _FIGURES},
+            "speed_source": estimate.source,
+            "speed_errors": dict(estimate.errors),
         }
 
+    def _problems(self, replicas: list[dict[str, Any]], lately: Reading) -> list[dict[str, Any]]:
+        """What somebody should look at, the worst first."""
+        router = self._router
+        severe, others = [], []
+        if not router.registry.accepting:
+            severe.append("no server gets requests; clients are answered 503")
+        for replica, state in zip(router.registry, replicas, strict=True):
+            name, since = short(replica.name), f"for {_ago(state['for_s'])}"
+            if state["state"] == "unhealthy":
+                severe.append(f"{name} {replica.problem or 'is not well'}; no requests go there, {since}")
+            elif state["state"] in ("broken", "probing"):
+                severe.append(f"{name} fails requests; it gets none but trials, {since}")
+            elif state["state"] == "draining":
+                others.append(f"{name} is draining, {since}")
+            elif state["signals_age_s"] is not None and state["signals_age_s"] > SCRAPE_LIMIT_S:
+                age = _ago(state["signals_age_s"])
+                others.append(
+                    f"{name} has not said for {age} how busy it is; the router's own books stand in"
+                )
+        if router.decisions.trouble is not None:
+            severe.append(router.decisions.trouble)
+        if router.metrics.all_held >= router.settings.holding.max_held:
+            severe.append("the router holds as many requests as it may; new ones are answered 429")
+        num_answers, errors = lately["answers"].total(), num_errors(lately)
+        if errors > _MANY_ERRORS * num_answers:
+            others.append(f"{errors} of the last {num_answers} answers were errors (5xx)")
+        return [
+            {"text": text, "is_severe": is_severe}
+            for texts, is_severe in ((severe, True), (others, False))
+            for text in texts
+        ]
+
     def _shadow(self, lately: Reading) -> dict[str, Any] | None:
-        if self._router.decisions.shadow is None:
+        shadow = self._router.decisions.shadow
+        if shadow is None:
             return None
-        return {
-            "policy": self._router.decisions.shadow,
-            "agreed": lately["shadow_agreement"][True],
-            "differed": lately["shadow_agreement"][False],
-            "failures": lately["events"]["shadow_failures"],
-            "decisions": lately["shadow_decisions"],
+        decisions = {
+            where: count for (by, where), count in lately["shadow_decisions"].items() if by == shadow
         }
+        return {
+            "policy": shadow,
+            "agreed": lately["shadow_agreement"][shadow, True],
+            "differed": lately["shadow_agreement"][shadow, False],
+            "failures": lately["shadow_failures"][shadow],
+            "decisions": decisions,
+        }
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _by_policy(lately: Reading) -> dict[str, dict[str, Any]]:
+    times = {kind: by_policy(lately[kind]) for kind in ("ttft_s", "e2e_s")}
+    policies = [policy for policy in times["e2e_s"] if policy != NO_POLICY]
+    return {
+        policy: {kind: _percentiles(grouped[policy]) for kind, grouped in times.items()}
+        for policy in policies
+    }
 
 
 def _percentiles(buckets: Counter[int]) -> dict[str, Any]:
@@ -145,7 +217,7 @@ def _nested(decisions: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
 
 def _answers(lately: Reading) -> dict[str, Any]:
     statuses: Counter[int] = Counter()
-    for (_, status), count in lately["answers"].items():
+    for (*_, status), count in lately["answers"].items():
         statuses[status] += count
     return {
         "all": statuses.total(),

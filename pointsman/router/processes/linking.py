@@ -1,6 +1,6 @@
 """How the processes of one router keep together: the first one leads.
 
-The leader has the admin port and looks for replicas. It tells the others which replicas and which policy
+The leader has the admin port and looks for replicas. It tells the others which replicas and which policies
 there are; they tell it about once a second what they have counted. JSON lines over a Unix socket in a
 directory of their own. Without a leader the others go on as they are, and find it again when it is back.
 """
@@ -35,7 +35,7 @@ class Leader:
         self._path.unlink(missing_ok=True)  # of a leader that is no more
         self._server = await asyncio.start_unix_server(self._hear, self._path, limit=_MAX_LINE)
         self._router.registry.on_change.append(lambda replica, what: self._plan())
-        self._router.decisions.on_switch.append(lambda policy: self._plan())
+        self._router.decisions.on_switch.append(self._plan)
 
     def close(self) -> None:
         if self._server is not None:
@@ -60,7 +60,8 @@ class Leader:
             for one in self._router.registry
             if not one.is_leaving
         ]
-        return {"policy": self._router.decisions.policy, "replicas": replicas}
+        decisions = self._router.decisions
+        return {"policy": decisions.policy, "shadow": decisions.shadow, "replicas": replicas}
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listen to one follower until it is gone."""
@@ -172,11 +173,15 @@ class Follower:
             if name not in registry.names():
                 registry.add(Backend.model_validate(one["backend"]), is_returning=self.is_informed.is_set())
             registry.drain(name, one["is_draining"])
-        if state["policy"] != decisions.policy:
-            try:
-                decisions.switch(state["policy"])
-            except InputError as error:
-                self._router.log.event("policy not switched", policy=state["policy"], problem=str(error))
+        for now, wanted_policy, switch in (
+            (decisions.policy, state["policy"], decisions.switch),
+            (decisions.shadow, state["shadow"], decisions.set_shadow),
+        ):
+            if wanted_policy != now:
+                try:
+                    switch(wanted_policy)
+                except InputError as error:
+                    self._router.log.event("policy not switched", policy=wanted_policy, problem=str(error))
 
 
 def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:

@@ -100,6 +100,7 @@ class HealthWatch:
             self._books.counted(replica.slot, *counters)
         gauges = read_gauges(answer.body)
         if gauges is not None:
+            replica.has_gauges = True
             self._books.scraped(replica.slot, *gauges, monotonic())
             self._wake()
 

@@ -41,6 +41,8 @@ class Replica:
         self.returned_at: float | None = None
         self.num_failed_checks = 0
         self.problem: str | None = None  # of its last health check
+        self.has_gauges = False  # it has told how busy it is
+        self.changed_at = monotonic()
         # What other processes have of it: `numbers`, by process.
         self.elsewhere: dict[int, tuple[int, ...]] = {}
 
@@ -265,6 +267,7 @@ class Registry:
         if is_present and is_accepting != replica.is_accepting:
             self._books.set_accepting(replica.slot, is_accepting)
         replica.is_accepting = is_accepting
+        replica.changed_at = monotonic()
         self._without.clear()
         self.accepting = [r for r in self.by_slot.values() if r.is_accepting]
         self.probing = [r for r in self.accepting if r.breaker.state == HALF_OPEN]

@@ -17,6 +17,7 @@ from pointsman.router.logs import Log
 from pointsman.router.replicas.registry import Registry, Replica
 from pointsman.router.telemetry.metrics import Metrics
 from pointsman.routing.decider import AnyDecider, DeciderSource, RequestToPlace
+from pointsman.routing.reasons import Reason, short
 from pointsman.routing.records import NEVER
 
 FALLBACK = "least-outstanding"
@@ -25,7 +26,8 @@ _NUM_REMEMBERED = 500
 MAX_UNCOUNTED = 32
 HELD = "hold"
 
-Remembered = tuple[float, str, str, str, int, float, int, int]  # a `Decision`
+Why = Reason | str | None  # the policy's own, somebody else's, or none is known
+Remembered = tuple[float, str, str, str, int, float, int, int, Why]  # a `Decision`
 Verdict = Replica | str | None  # a replica, None to hold, or what is wrong with the policy
 
 
@@ -44,6 +46,7 @@ class Decision(NamedTuple):
     waited_s: float
     queue_size: int  # requests at the router, this one included
     session: int
+    why: str
 
 
 class DecisionMaker:
@@ -66,9 +69,9 @@ class DecisionMaker:
         self._num_failures = 0
         self._suspended_until = -math.inf
         self._has_said = False
-        self.on_switch: list[Callable[[str], None]] = []
+        self.on_switch: list[Callable[[], None]] = []
         self._decider: AnyDecider = source(policy)
-        self.policy = policy
+        self.policy = self.decided_by = policy  # the one in charge, and who made the last decision
         self.shadow = shadow
         self._shadow: AnyDecider | None = source(shadow) if shadow is not None else None
         self._last: deque[Remembered] = deque(maxlen=_NUM_REMEMBERED)
@@ -79,20 +82,45 @@ class DecisionMaker:
 
     def switch(self, policy: str) -> None:
         """From the next decision on; what is wrong with the new policy shows before the old one goes."""
-        self._decider = self._source(policy)
+        decider = self._source(policy)
+        self.count()
+        self._decider = decider
         self.policy = policy
         self._num_failures = 0
         self._suspended_until = -math.inf
         self._has_said = False
         self._log.event("policy switched", policy=policy)
+        self._tell()
+
+    def set_shadow(self, policy: str | None) -> None:
+        """Who is asked beside the policy from the next decision on; None: nobody."""
+        shadow = self._source(policy) if policy is not None else None
+        self.count()
+        self._shadow = shadow
+        self.shadow = policy
+        self._log.event("shadow switched", policy=policy)
+        self._tell()
+
+    def _tell(self) -> None:
         for listener in self.on_switch:
-            listener(policy)
+            listener()
 
     @property
-    def last(self) -> list[Decision]:
+    def trouble(self) -> str | None:
+        """What is wrong with the policy in charge."""
+        if not self._has_said:
+            return None
+        return f"policy {self.policy} fails; {FALLBACK} decides in its place"
+
+    def last(self, count: int = _NUM_REMEMBERED) -> list[Decision]:
         """The oldest first."""
         self.count()
-        return [Decision(*one) for one in self._last]
+        return [_as_decision(one) for one in list(self._last)[-count:]]
+
+    def find(self, request_id: str) -> list[Decision]:
+        """All that is remembered of a request: it may have been held, or sent again."""
+        self.count()
+        return [_as_decision(one) for one in self._last if one[3] == request_id]
 
     def decide(
         self, request: Placed, queue_size: int, excluded: Collection[int], must_send: bool
@@ -103,6 +131,7 @@ class DecisionMaker:
         """
         started = monotonic()
         by = self.policy
+        why: Why = None
         if started < self._suspended_until:
             found: Verdict = "suspended"
         else:
@@ -120,29 +149,36 @@ class DecisionMaker:
         if isinstance(found, str):
             by = FALLBACK
             self._metrics.fallbacks[found] += 1
+            why = f", because {short(self.policy)} could not: {found}"
             found = self._registry.least_outstanding(excluded)
+        else:
+            try:
+                why = self._decider.reason()
+            except Exception:  # a reason must not cost a request
+                why = None
         if self._shadow is not None:
             other = self._ask_shadow(request, queue_size, started, excluded)
             self._shadowed.append((other, other is found))
-        self._remember(request, started, queue_size, by, found)
+        self._remember(request, started, queue_size, by, found, why)
         return found
 
     def probed(self, request: Placed, now: float, queue_size: int, replica: Replica) -> None:
         """Not a decision of the policy: the breaker of this replica is half-open."""
-        self._remember(request, now, queue_size, PROBE, replica)
+        self._remember(request, now, queue_size, PROBE, replica, ", which has failed before, as a trial")
 
     def explain(self) -> dict[str, Any]:
         """The last decision, in the policy's own terms where it was the policy's."""
-        self.count()
-        if not self._last:
+        last = self.last(1)
+        if not last:
             return {}
-        about = Decision(*self._last[-1])._asdict()
+        about = last[0]._asdict()
         if about["by"] == self.policy:
-            try:
-                about["why"] = self._decider.explain()
-            except Exception as error:  # an explanation must not cost a request
-                about["why"] = f"no explanation: {type(error).__name__}"
+            about["seen"] = self._decider.explain()
         return about
+
+    def sentence(self) -> str:
+        """Why the last decision was as it was."""
+        return _as_decision((self._latest or self._last)[-1]).why
 
     def _ask(
         self,
@@ -176,9 +212,10 @@ class DecisionMaker:
         return verdict
 
     def _remember(
-        self, request: Placed, now: float, queue_size: int, by: str, replica: Replica | None
+        self, request: Placed, now: float, queue_size: int, by: str, replica: Replica | None, why: Why
     ) -> None:
         latest = self._latest
+        self.decided_by = by
         latest.append(
             (
                 time(),
@@ -189,6 +226,7 @@ class DecisionMaker:
                 now - request.arrived_at,
                 queue_size,
                 request.session,
+                why,
             )
         )
         if len(latest) >= MAX_UNCOUNTED:
@@ -201,12 +239,18 @@ class DecisionMaker:
         self._last.extend(latest)
         metrics.decisions.update([one[1:3] for one in latest])
         took_s, self._took_s = self._took_s, []
-        metrics.decision_s.observe_all(took_s)
+        if took_s:
+            metrics.decision_s[self.policy].observe_all(took_s)
         shadowed, self._shadowed = self._shadowed, []
+        if self.shadow is None or not shadowed:
+            return
+        shadow = self.shadow
         sound = [(other, is_same) for other, is_same in shadowed if not isinstance(other, str)]
-        metrics.shadow_failures += len(shadowed) - len(sound)
-        metrics.shadow_decisions.update([HELD if other is None else other.name for other, _ in sound])
-        metrics.shadow_agreement.update([is_same for _, is_same in sound])
+        if len(sound) < len(shadowed):
+            metrics.shadow_failures[shadow] += len(shadowed) - len(sound)
+        sent_to = [HELD if other is None else other.name for other, _ in sound]
+        metrics.shadow_decisions.update([(shadow, one) for one in sent_to])
+        metrics.shadow_agreement.update([(shadow, is_same) for _, is_same in sound])
 
     def _succeeded(self) -> None:
         self._num_failures = 0
@@ -222,3 +266,11 @@ class DecisionMaker:
         if self._num_failures >= self._settings.policy_failures:
             self._suspended_until = now + self._settings.policy_suspension_s
             self._num_failures = 0
+
+
+def _as_decision(one: Remembered) -> Decision:
+    _, by, replica, *_, why = one
+    if isinstance(why, Reason):
+        return Decision(*one[:-1], why.sentence())
+    did = "holds it" if replica == HELD else f"sent it to {short(replica)}"
+    return Decision(*one[:-1], f"{short(by)} {did}{why or ''}.")

@@ -7,7 +7,6 @@ replica that has not had it yet. After that the connection is cut, which is how 
 from __future__ import annotations
 
 import asyncio
-import json
 import zlib
 from collections.abc import Callable, Collection
 from time import monotonic
@@ -30,7 +29,7 @@ from pointsman.router.replicas.registry import Replica
 from pointsman.router.replicas.reports import read_load
 from pointsman.router.requests.facts import RequestFacts, read_usage
 from pointsman.router.requests.hedging import WON, Hedge
-from pointsman.router.telemetry.metrics import NO_REPLICA
+from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA
 from pointsman.routing.records import NEVER, NOBODY
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ class Exchange:
     hold_until = NEVER
     num_retries = 0
     replica_name = NO_REPLICA
+    decided_by = NO_POLICY
     _replica: Replica | None = None
     _ticket = 0
     _dialling: asyncio.Task[None] | None = None
@@ -83,7 +83,8 @@ class Exchange:
         self.request_id = request_id
         self._id_line = b"x-request-id: %b\r\n" % request_id.encode()
         self.model = facts.model
-        self.prompt_tokens = proxy.books.prompt_length(facts.prompt_tokens)
+        estimate = facts.prompt_tokens
+        self.prompt_tokens = estimate if facts.is_counted else proxy.books.prompt_length(estimate)
         self.prompt_text = facts.text
         hash_prompt = proxy.hash_prompt
         self.links = hash_prompt(facts.text, self.prompt_tokens, *facts.marks) if hash_prompt else b""
@@ -102,8 +103,9 @@ class Exchange:
         self._replica = replica
         self.replica_name = replica.name
         self._moved_at = now = monotonic()
-        if self.request.head.wish.is_explained:  # before the request is booked
-            self._explanation = json.dumps(proxy.decisions.explain(), default=str).encode()
+        self.decided_by = proxy.decisions.decided_by
+        if self.request.head.wish.is_explained:
+            self._explanation = proxy.decisions.sentence().encode("ascii", "replace")
         self._ticket = proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
         replica.num_outstanding += 1
         replica.num_sent += 1
@@ -162,6 +164,7 @@ class Exchange:
             if name == b"content-type":
                 self._is_sse = value.startswith(EVENT_STREAM)
             elif name == LOAD_REPORT:
+                replica.has_gauges = True
                 self._proxy.books.scraped(replica.slot, None, *read_load(value), now)
         lines = passed_to_client(headers)
         lines.append(self._own_lines())

@@ -1,6 +1,7 @@
 """What the router reads from bodies: model, streaming, session and prompt of a request; usage.
 
 Prompt lengths are estimated from text without a tokenizer; the books correct them by what servers report.
+Prompts of token ids are counted.
 Servers cache the prefixes of prompts, so the text is laid out as they read it: tools, then messages.
 """
 
@@ -38,6 +39,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     text: bytes = b""  # of the prompt; empty if no text is asked for
     # Lengths of what other prompts may begin with: the first message, and all before the last answer.
     marks: tuple[int, int] = (0, 0)
+    is_counted: bool = False  # the prompt is token ids, and its length no estimate
 
 
 # Of a body only these fields are read; the rest is checked to be JSON and skipped.
@@ -139,6 +141,7 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
             raw.decode()  # what is skipped is not checked to be UTF-8 otherwise
         body: Any = decode(raw)
         kind = type(body)
+        num_counted = None
         if kind is _Chat:
             prompt_tokens = _TOKENS_PER_MESSAGE * len(body.messages)
             for message in body.messages:
@@ -150,7 +153,9 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
         elif kind is _Body:
             prompt_tokens = len(raw) // _BYTES_PER_TOKEN
         else:
-            prompt_tokens = _tokens(body.prompt if kind is _Completion else body.input)
+            prompt = body.prompt if kind is _Completion else body.input
+            num_counted = _num_ids(prompt)
+            prompt_tokens = _tokens(prompt) if num_counted is None else num_counted
     except msgspec.ValidationError as error:
         return refusal(400, f"the body is wrong: {error}")
     except (ValueError, RecursionError):  # a DecodeError is a ValueError
@@ -158,10 +163,31 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
     session = body.user if wish.session is None and type(body.user) is str else wish.session
     limit = body.max_tokens or body.max_completion_tokens or body.max_output_tokens
     max_tokens = limit if type(limit) is int and 0 < limit <= MAX_TOKENS else UNKNOWN
+    is_counted = num_counted is not None
+    if not is_counted:
+        prompt_tokens += 1
     text, marks = _prompt_text(body) if wish.generates else (b"", (0, 0))
     return RequestFacts(
-        body.model, body.stream is True, 1 + prompt_tokens, session, wish.generates, max_tokens, text, marks
+        body.model,
+        body.stream is True,
+        prompt_tokens,
+        session,
+        wish.generates,
+        max_tokens,
+        text,
+        marks,
+        is_counted,
     )
+
+
+def _num_ids(prompt: Any) -> int | None:
+    """How many tokens a prompt of token ids has, or a list of such prompts; None: it is something else."""
+    if type(prompt) is not list or not prompt:
+        return None
+    if type(prompt[0]) is int:
+        return len(prompt)
+    is_batch = all(type(one) is list and one and type(one[0]) is int for one in prompt)
+    return sum(map(len, prompt)) if is_batch else None
 
 
 def _prompt_text(body: Any) -> tuple[bytes, tuple[int, int]]:
@@ -203,11 +229,9 @@ def _chat_text(model: str, body: _Chat) -> tuple[bytes, tuple[int, int]]:
 
 
 def _tokens(prompt: Any) -> int:
-    """The length of a prompt, a list of prompts, messages or their parts, or token ids."""
+    """The length of a prompt, a list of prompts, messages or their parts."""
     if isinstance(prompt, str):
         return _text_tokens(prompt)
-    if isinstance(prompt, int):
-        return 1
     if isinstance(prompt, dict):
         return _TOKENS_PER_MESSAGE + _tokens(prompt.get("content", prompt.get("text")))
     return sum(map(_tokens, prompt)) if isinstance(prompt, list) else 0

@@ -114,7 +114,7 @@ class Dispatcher:
         self._count(-1)
         has_gone = self._place(request, now)
         if has_gone:
-            self._metrics.hold_s.observe(now - request.arrived_at)
+            self._metrics.hold_s[self._decisions.decided_by].observe(now - request.arrived_at)
         else:
             line.appendleft(request)
             self._count(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 from collections import defaultdict
@@ -31,9 +32,10 @@ from pointsman.router.requests.exchange import Exchange
 from pointsman.router.requests.facts import RequestFacts, read_facts, read_wish
 from pointsman.router.requests.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
 from pointsman.router.telemetry.exposition import Exposition
-from pointsman.router.telemetry.metrics import NO_REPLICA, Metrics
-from pointsman.router.telemetry.recording import Recorder
+from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA, Metrics
+from pointsman.router.telemetry.recording import RecordedRequest, Recorder
 from pointsman.routing.books import Books
+from pointsman.routing.calibration import SPEEDS
 from pointsman.routing.hashing import PromptHasher
 
 _METRICS = b"/metrics"
@@ -113,7 +115,7 @@ class Proxy:
             return None
         answer = self._keys.refusal(head, client.address, self._log)
         if answer is not None:
-            self.metrics.requests[NO_REPLICA, answer.status] += 1
+            self.metrics.requests[NO_REPLICA, NO_POLICY, answer.status] += 1
         return answer
 
     def handle(self, request: HttpRequest, client: ClientConnection) -> Job | None:
@@ -136,7 +138,7 @@ class Proxy:
         if priority == UNKNOWN:
             facts = refusal(400, "x-pointsman-priority is none of high, normal, low")
         if not isinstance(facts, RequestFacts):
-            self.metrics.requests[NO_REPLICA, facts.status] += 1
+            self.metrics.requests[NO_REPLICA, NO_POLICY, facts.status] += 1
             client.answer(facts)
             return None
         if wish.request_id is not None and _REQUEST_ID.match(wish.request_id):
@@ -188,28 +190,43 @@ class Proxy:
         self.decisions.count()
         metrics, recorder = self.metrics, self._recorder
         uncounted, self._uncounted = self._uncounted, []
-        statuses: list[tuple[str, int]] = []
-        ttfts_s: defaultdict[str, list[float]] = defaultdict(list)
-        e2es_s: defaultdict[str, list[float]] = defaultdict(list)
+        statuses: list[tuple[str, str, int]] = []
+        ttfts_s: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        e2es_s: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         lines: list[RequestLine] = []
+        speeds: dict[str, tuple[float | None, ...]] = {}
         at = microseconds(time())
         for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
             arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
-            statuses.append((replica, status))
+            policy = exchange.decided_by
+            statuses.append((replica, policy, status))
             ttft_s = None
             if first is not None:
-                ttft_s = first - arrived_at
-                ttfts_s[replica].append(ttft_s)
-            e2e_s = now - arrived_at
-            e2es_s[replica].append(e2e_s)
+                ttft_s = int((first - arrived_at) * 1e6) / 1e6
+                ttfts_s[replica, policy].append(ttft_s)
+            e2e_s = int((now - arrived_at) * 1e6) / 1e6
+            e2es_s[replica, policy].append(e2e_s)
             if exchange.generates:
                 if outcome == "completed":
-                    metrics.tokens[replica, "prompt"] += prompt_tokens
-                    metrics.tokens[replica, "output"] += output_tokens
+                    metrics.tokens[replica, policy, "prompt"] += prompt_tokens
+                    metrics.tokens[replica, policy, "output"] += output_tokens
                 if recorder is not None:
-                    session = exchange.session_name
-                    text = exchange.prompt_text
-                    recorder.add(arrived_at, prompt_tokens, output_tokens, session, outcome, text)
+                    speed = speeds.get(replica) or speeds.setdefault(replica, self._speed(replica))
+                    recorder.add(
+                        RecordedRequest(
+                            arrived_at,
+                            prompt_tokens,
+                            output_tokens,
+                            exchange.session_name,
+                            outcome,
+                            policy,
+                            replica or None,
+                            ttft_s,
+                            e2e_s,
+                            *speed,
+                        ),
+                        exchange.prompt_text,
+                    )
             lines.append(
                 RequestLine(
                     at,
@@ -219,8 +236,9 @@ class Proxy:
                     status,
                     outcome,
                     replica,
-                    None if ttft_s is None else int(ttft_s * 1e6) / 1e6,
-                    int(e2e_s * 1e6) / 1e6,
+                    policy,
+                    ttft_s,
+                    e2e_s,
                     prompt_tokens,
                     output_tokens,
                     exchange.num_retries,
@@ -228,6 +246,15 @@ class Proxy:
             )
         metrics.answered(statuses, ttfts_s, e2es_s)
         self._log.requests(lines)
+
+    def _speed(self, name: str) -> tuple[float | None, ...]:
+        """What a replica's speed is taken to be, and how sure that is; it may be gone."""
+        replica = next((one for one in self.registry if one.name == name), None)
+        if replica is None:
+            return None, None, None, None
+        signals = self.books.replica_signals(replica.slot)
+        error = self.books.estimate(replica.slot).error
+        return (*(signals[speed] for speed in SPEEDS), error if math.isfinite(error) else None)
 
     # --- what the clock says ---
 

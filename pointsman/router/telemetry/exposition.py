@@ -15,18 +15,27 @@ from prometheus_client.core import (
 
 from pointsman.router.replicas.breaker import CLOSED, HALF_OPEN, OPEN
 from pointsman.router.replicas.registry import Registry
+from pointsman.router.requests.decisions import DecisionMaker
 from pointsman.router.telemetry.metrics import Metrics
+from pointsman.routing.books import Books
 
 _BREAKER_STATES = {CLOSED: 0, HALF_OPEN: 1, OPEN: 2}
+_FIGURES = (
+    ("step_floor_s", "step_floor_seconds", "Estimated time of its smallest step"),
+    ("decode_s_per_token", "decode_seconds_per_token", "Estimated time that one more stream adds to a step"),
+    ("prefill_s_per_token", "prefill_seconds_per_token", "Estimated time of a prompt token"),
+    ("kv_capacity_tokens", "kv_capacity_tokens", "Estimated KV memory"),
+)
 
 
 class Exposition:
     """Reads the counters and the state of the replicas at the time of a scrape."""
 
-    def __init__(self, metrics: Metrics, registry: Registry, shadow: str | None) -> None:
+    def __init__(self, metrics: Metrics, registry: Registry, books: Books, decisions: DecisionMaker) -> None:
         self._metrics = metrics
         self._registry = registry
-        self._shadow = shadow
+        self._books = books
+        self._decisions = decisions
         self._prometheus = CollectorRegistry(auto_describe=False)
         self._prometheus.register(self)
 
@@ -37,6 +46,8 @@ class Exposition:
         yield from self._latencies()
         yield from self._counters()
         yield from self._replicas()
+        yield from self._estimates()
+        yield self._policies()
 
     def _latencies(self) -> Iterator[Metric]:
         metrics = self._metrics
@@ -44,25 +55,26 @@ class Exposition:
             ("ttft", "Time from the arrival of a streamed request to its first token", metrics.ttft_s),
             ("request", "Time from the arrival of a request to the end of its answer", metrics.e2e_s),
         ):
-            family = HistogramMetricFamily(f"pointsman_{name}_seconds", what, labels=["replica"])
-            for replica, histogram in histograms.items():
-                family.add_metric([replica], histogram.buckets(), histogram.total)
+            family = HistogramMetricFamily(f"pointsman_{name}_seconds", what, labels=["replica", "policy"])
+            for labels, histogram in histograms.items():
+                family.add_metric(labels, histogram.buckets(), histogram.total)
             yield family
-        for name, what, histogram in (
+        for name, what, by_policy in (
             ("decision", "Time the policy takes for a decision", metrics.decision_s),
             ("hold", "Time a held request waited at the router", metrics.hold_s),
         ):
-            yield HistogramMetricFamily(
-                f"pointsman_{name}_seconds", what, buckets=histogram.buckets(), sum_value=histogram.total
-            )
+            family = HistogramMetricFamily(f"pointsman_{name}_seconds", what, labels=["policy"])
+            for policy, histogram in by_policy.items():
+                family.add_metric([policy], histogram.buckets(), histogram.total)
+            yield family
 
     def _counters(self) -> Iterator[Metric]:
         metrics = self._metrics
         yield _counter(
             "requests",
             "Answers to clients",
-            ["replica", "code"],
-            (((r, str(c)), n) for (r, c), n in metrics.requests.items()),
+            ["replica", "policy", "code"],
+            (((r, p, str(c)), n) for (r, p, c), n in metrics.requests.items()),
         )
         yield _counter(
             "decisions",
@@ -75,24 +87,23 @@ class Exposition:
         )
         yield _counter("hedges", "Second copies of requests", ["outcome"], _single(metrics.hedges))
         yield _counter("fallbacks", "Decisions taken from the policy", ["reason"], _single(metrics.fallbacks))
-        yield _counter("tokens", "Tokens read and written", ["replica", "kind"], metrics.tokens.items())
-        if self._shadow is not None:
-            shadow = self._shadow
-            yield _counter(
-                "shadow_decisions",
-                "What the shadow policy would have chosen",
-                ["policy", "replica"],
-                (((shadow, replica), n) for replica, n in metrics.shadow_decisions.items()),
-            )
-            yield _counter(
-                "shadow_agreement",
-                "Whether it would have chosen the same",
-                ["policy", "agrees"],
-                (((shadow, str(agrees).lower()), n) for agrees, n in metrics.shadow_agreement.items()),
-            )
-            yield CounterMetricFamily(
-                "pointsman_shadow_failures", "Failures of the shadow policy", value=metrics.shadow_failures
-            )
+        labels = ["replica", "policy", "kind"]
+        yield _counter("tokens", "Tokens read and written", labels, metrics.tokens.items())
+        yield _counter(
+            "shadow_decisions",
+            "What the shadow policy would have chosen",
+            ["policy", "replica"],
+            metrics.shadow_decisions.items(),
+        )
+        yield _counter(
+            "shadow_agreement",
+            "Whether it would have chosen the same",
+            ["policy", "agrees"],
+            (((p, str(agrees).lower()), n) for (p, agrees), n in metrics.shadow_agreement.items()),
+        )
+        yield _counter(
+            "shadow_failures", "Failures of the shadow policy", ["policy"], _single(metrics.shadow_failures)
+        )
         yield CounterMetricFamily("pointsman_holds", "Requests held at the router", value=metrics.holds)
         yield CounterMetricFamily(
             "pointsman_cancelled", "Requests given up by their client", value=metrics.cancelled
@@ -119,6 +130,30 @@ class Exposition:
             for replica, value in zip(replicas, values, strict=True):
                 family.add_metric([replica.name], value)
             yield family
+
+    def _estimates(self) -> Iterator[Metric]:
+        """How fast the servers are, as the policies are told, and how sure that is."""
+        replicas = list(self._registry)
+        for figure, name, what in _FIGURES:
+            family = GaugeMetricFamily(f"pointsman_replica_{name}", what, labels=["replica"])
+            for replica in replicas:
+                family.add_metric([replica.name], self._books.replica_signals(replica.slot)[figure])
+            yield family
+        what = "Relative standard error of an estimate of its speed"
+        errors = GaugeMetricFamily("pointsman_replica_estimate_error", what, labels=["replica", "figure"])
+        for replica in replicas:
+            for figure, error in self._books.estimate(replica.slot).errors.items():
+                errors.add_metric([replica.name, figure], error)
+        yield errors
+
+    def _policies(self) -> Metric:
+        family = GaugeMetricFamily(
+            "pointsman_policy", "Who decides now, and who is asked beside it", labels=["policy", "role"]
+        )
+        family.add_metric([self._decisions.policy, "deciding"], 1)
+        if self._decisions.shadow is not None:
+            family.add_metric([self._decisions.shadow, "shadow"], 1)
+        return family
 
 
 def _counter(

@@ -78,16 +78,15 @@ def read(metrics: Metrics) -> Reading:
     return {
         "ttft_s": _by_bucket(metrics.ttft_s),
         "e2e_s": _by_bucket(metrics.e2e_s),
-        "hold_s": Counter(dict(enumerate(metrics.hold_s.counts))),
+        "hold_s": _by_bucket({(policy,): one for policy, one in metrics.hold_s.items()}),
         "answers": metrics.requests.copy(),
         "decisions": metrics.decisions.copy(),
         "retries": metrics.retries.copy(),
         "fallbacks": metrics.fallbacks.copy(),
         "shadow_decisions": metrics.shadow_decisions.copy(),
         "shadow_agreement": metrics.shadow_agreement.copy(),
-        "events": Counter(
-            holds=metrics.holds, cancelled=metrics.cancelled, shadow_failures=metrics.shadow_failures
-        ),
+        "shadow_failures": metrics.shadow_failures.copy(),
+        "events": Counter(holds=metrics.holds, cancelled=metrics.cancelled),
     }
 
 
@@ -95,24 +94,32 @@ def difference(after: Reading, before: Reading) -> Reading:
     return {kind: counts - before[kind] for kind, counts in after.items()}
 
 
-def by_replica(buckets: Counter[tuple[str, int]]) -> defaultdict[str, Counter[int]]:
+def by_replica(buckets: Counter[tuple[Any, ...]]) -> defaultdict[str, Counter[int]]:
+    return _grouped(buckets, 0)
+
+
+def by_policy(buckets: Counter[tuple[Any, ...]]) -> defaultdict[str, Counter[int]]:
+    return _grouped(buckets, 1)
+
+
+def _grouped(buckets: Counter[tuple[Any, ...]], label: int) -> defaultdict[str, Counter[int]]:
     grouped: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    for (replica, bucket), count in buckets.items():
-        grouped[replica][bucket] = count
+    for key, count in buckets.items():
+        grouped[key[label]][key[-1]] += count
     return grouped
 
 
-def over_all(buckets: Counter[tuple[str, int]]) -> Counter[int]:
+def over_all(buckets: Counter[tuple[Any, ...]]) -> Counter[int]:
     """The sums over all replicas; a request that none of them got has no latency to speak of."""
     total: Counter[int] = Counter()
-    for (replica, bucket), count in buckets.items():
-        if replica != NO_REPLICA:
+    for (first, *_, bucket), count in buckets.items():
+        if first != NO_REPLICA:
             total[bucket] += count
     return total
 
 
 def num_errors(reading: Reading) -> int:
-    return sum(count for (_, status), count in reading["answers"].items() if status >= 500)
+    return sum(count for (*_, status), count in reading["answers"].items() if status >= 500)
 
 
 def quantile(buckets: Mapping[int, int], share: float, bounds: Sequence[float] = LATENCY_S) -> float | None:
@@ -130,11 +137,12 @@ def quantile(buckets: Mapping[int, int], share: float, bounds: Sequence[float] =
     return bounds[-1]
 
 
-def _by_bucket(histograms: Mapping[str, Histogram]) -> Counter[tuple[str, int]]:
+def _by_bucket(histograms: Mapping[Any, Histogram]) -> Counter[tuple[Any, ...]]:
+    """`histograms` by their labels, a tuple."""
     return Counter(
         {
-            (replica, bucket): count
-            for replica, histogram in histograms.items()
+            (*labels, bucket): count
+            for labels, histogram in histograms.items()
             for bucket, count in enumerate(histogram.counts)
             if count
         }

@@ -1,4 +1,8 @@
-"""Counters of the data path: plain numbers, which are cheap to add to."""
+"""Counters of the data path: plain numbers, which are cheap to add to.
+
+What a policy can be judged by is counted by policy, so that before and after a switch can be compared. The
+policy of a request is who sent it where it went: the one in charge, its stand-in, or a probe.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ LATENCY_S = (
     *(1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 300),
 )
 _DECISION_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)
-NO_REPLICA = ""
+NO_REPLICA = NO_POLICY = ""
 _COUNTERS = (
     "requests",
     "decisions",
@@ -23,10 +27,10 @@ _COUNTERS = (
     "tokens",
     "shadow_decisions",
     "shadow_agreement",
+    "shadow_failures",
 )
-_NUMBERS = ("shadow_failures", "holds", "cancelled")
-_HISTOGRAMS = ("decision_s", "hold_s")
-_BY_REPLICA = ("ttft_s", "e2e_s")
+_NUMBERS = ("holds", "cancelled")
+_HISTOGRAMS = ("ttft_s", "e2e_s", "decision_s", "hold_s")
 
 
 class Histogram:
@@ -66,19 +70,21 @@ class Histogram:
 
 class Metrics:
     def __init__(self) -> None:
-        self.ttft_s: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self.e2e_s: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self.decision_s = Histogram(_DECISION_S)
-        self.hold_s = Histogram()
-        self.requests: Counter[tuple[str, int]] = Counter()  # by replica and status
+        # By replica and policy, and by policy.
+        self.ttft_s: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        self.e2e_s: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        self.decision_s: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(_DECISION_S))
+        self.hold_s: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.requests: Counter[tuple[str, str, int]] = Counter()  # by replica, policy and status
         self.decisions: Counter[tuple[str, str]] = Counter()  # by policy and replica
         self.retries: Counter[str] = Counter()
         self.hedges: Counter[str] = Counter()  # by outcome
         self.fallbacks: Counter[str] = Counter()
-        self.tokens: Counter[tuple[str, str]] = Counter()  # by replica and kind
-        self.shadow_decisions: Counter[str] = Counter()
-        self.shadow_agreement: Counter[bool] = Counter()
-        self.shadow_failures = 0
+        self.tokens: Counter[tuple[str, str, str]] = Counter()  # by replica, policy and kind
+        # By shadow, and where it would have sent a request; whether that is the same.
+        self.shadow_decisions: Counter[tuple[str, str]] = Counter()
+        self.shadow_agreement: Counter[tuple[str, bool]] = Counter()
+        self.shadow_failures: Counter[str] = Counter()
         self.holds = 0
         self.cancelled = 0
         self.num_held = 0
@@ -105,33 +111,34 @@ class Metrics:
             taken[name] = getattr(self, name)
             setattr(self, name, 0)
         for name in _HISTOGRAMS:
-            taken[name] = getattr(self, name).take()
-        for name in _BY_REPLICA:
-            taken[name] = [(replica, one.take()) for replica, one in getattr(self, name).items()]
+            taken[name] = [(key, one.take()) for key, one in getattr(self, name).items()]
         return taken
 
     def add(self, taken: Mapping[str, Any]) -> None:
         for name in _COUNTERS:
             counter = getattr(self, name)
             for key, count in taken[name]:
-                counter[tuple(key) if isinstance(key, list) else key] += count
+                counter[_key(key)] += count
         for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + taken[name])
         for name in _HISTOGRAMS:
-            getattr(self, name).add(*taken[name])
-        for name in _BY_REPLICA:
-            for replica, one in taken[name]:
-                getattr(self, name)[replica].add(*one)
+            for key, one in taken[name]:
+                getattr(self, name)[_key(key)].add(*one)
 
     def answered(
         self,
-        statuses: Sequence[tuple[str, int]],
-        ttft_s: Mapping[str, Sequence[float]],
-        e2e_s: Mapping[str, Sequence[float]],
+        statuses: Sequence[tuple[str, str, int]],
+        ttft_s: Mapping[tuple[str, str], Sequence[float]],
+        e2e_s: Mapping[tuple[str, str], Sequence[float]],
     ) -> None:
-        """Replica and status of some answers, and their times by replica."""
+        """Replica, policy and status of some answers, and their times by replica and policy."""
         self.requests.update(statuses)
-        for replica, values in ttft_s.items():
-            self.ttft_s[replica].observe_all(values)
-        for replica, values in e2e_s.items():
-            self.e2e_s[replica].observe_all(values)
+        for key, values in ttft_s.items():
+            self.ttft_s[key].observe_all(values)
+        for key, values in e2e_s.items():
+            self.e2e_s[key].observe_all(values)
+
+
+def _key(key: Any) -> Any:
+    """As it was before it became JSON."""
+    return tuple(key) if isinstance(key, list) else key

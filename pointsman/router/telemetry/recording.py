@@ -1,8 +1,9 @@
 """Anonymised traffic, as JSON lines that `simulate`, `compare` and `train` read back as a trace.
 
-Arrival, lengths, the outcome, and hashes that mean nothing outside this file: of the session, and of every
-block of the prompt (512 bytes of text, about 128 tokens) with all that is before it, so that a trace shows
-which prompts begin alike. A request that brought no output is written with 1 token, the least a trace can
+Arrival, lengths, the outcome, where it went and how long it took (`calibrate --traffic` reads that), what the
+router took that server's speed to be, and hashes that mean nothing outside this file: of the session, and of
+every block of the prompt (512 bytes of text, about 128 tokens) with all that is before it, so that a trace
+shows which prompts begin alike. A request that brought no output is written with 1 token, the least a trace can
 hold; `outcome` tells it apart.
 """
 
@@ -24,12 +25,21 @@ _MAX_BUFFERED = 1000
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class _Line(msgspec.Struct, gc=False, omit_defaults=True):
-    arrived_at: float  # seconds since recording began
+class RecordedRequest(msgspec.Struct, gc=False, omit_defaults=True):
+    arrived_at: float  # in the file: seconds since recording began
     num_prefill_tokens: int
     num_decode_tokens: int
-    session_id: str | None
+    session_id: str | None  # in the file: a hash
     outcome: str
+    policy: str  # who sent it where it went
+    server: str | None
+    ttft_s: float | None  # None: it did not stream
+    e2e_s: float
+    # Of the server, as the router took it when the request was over.
+    step_floor_s: float | None
+    decode_s_per_token: float | None
+    prefill_s_per_token: float | None
+    speed_error: float | None  # relative standard error of a typical step; None: not known
     block_hashes: list[int] = []
 
 
@@ -58,32 +68,18 @@ class Recorder:
         self._file = recording.path.open("ab", buffering=0)
         self._started_at = recording.started_at
         self._salt = recording.salt
-        self._lines: list[_Line] = []
+        self._lines: list[RecordedRequest] = []
         self._num_lost = 0
         self._hasher = PromptHasher()
 
-    def add(
-        self,
-        arrived_at: float,
-        prompt_tokens: int,
-        output_tokens: int,
-        session: str | None,
-        outcome: str,
-        text: bytes,
-    ) -> None:
-        """`text`: of the prompt. Only hashes of it are written."""
-        since_start = int((arrived_at - self._started_at) * 1e6)  # µs
-        session_id = self._hash(session) if session else None
-        self._lines.append(
-            _Line(
-                since_start / 1e6,
-                prompt_tokens or 1,
-                output_tokens or 1,
-                session_id,
-                outcome,
-                self._block_hashes(text, prompt_tokens),
-            )
-        )
+    def add(self, request: RecordedRequest, text: bytes) -> None:
+        """`arrived_at` of the router's clock, `session_id` as the client gave it; `text` of the prompt."""
+        request.block_hashes = self._block_hashes(text, request.num_prefill_tokens)
+        request.arrived_at = int((request.arrived_at - self._started_at) * 1e6) / 1e6
+        request.session_id = self._hash(request.session_id) if request.session_id else None
+        request.num_prefill_tokens = request.num_prefill_tokens or 1
+        request.num_decode_tokens = request.num_decode_tokens or 1
+        self._lines.append(request)
         if len(self._lines) > _MAX_BUFFERED:
             self.flush()
 

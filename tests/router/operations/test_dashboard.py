@@ -52,13 +52,14 @@ def test_history_forgets_what_is_old_and_keeps_the_rest() -> None:
     past = History(metrics, Registry(FakeBooks(), Settings()), now=0.0)
     for index in range(3 * NUM_SAMPLES):
         e2e_s = {"a": [2.0 if index < NUM_SAMPLES else 0.4], "gone": [0.1]}
-        metrics.answered([("a", 200), ("gone", 500)], {"a": [0.02]}, e2e_s)
+        times = {(replica, "p"): values for replica, values in e2e_s.items()}
+        metrics.answered([("a", "p", 200), ("gone", "p", 500)], {("a", "p"): [0.02]}, times)
         past.tick((index + 1) * SAMPLE_S - 0.1)  # too early
         past.tick((index + 1) * SAMPLE_S)
-    metrics.answered([("a", 200)], {}, {"a": [0.4]})
+    metrics.answered([("a", "p", 200)], {}, {("a", "p"): [0.4]})
     over_s, lately = past.lately(3 * NUM_SAMPLES * SAMPLE_S + 1.0)
     assert over_s == pytest.approx(NUM_SAMPLES * SAMPLE_S + 1.0)
-    assert lately["answers"] == {("a", 200): NUM_SAMPLES + 1, ("gone", 500): NUM_SAMPLES}
+    assert lately["answers"] == {("a", "p", 200): NUM_SAMPLES + 1, ("gone", "p", 500): NUM_SAMPLES}
     assert sum(history.by_replica(lately["e2e_s"])["a"].values()) == NUM_SAMPLES + 1
     assert 0.3 < (quantile(history.by_replica(lately["e2e_s"])["a"], 0.99) or 0) <= 0.5
     assert len(past.points) == len(past._samples) == NUM_SAMPLES
@@ -89,6 +90,7 @@ def test_state_tells_what_happened() -> None:
             c.decider.rule = lambda excluded: 1 / 0
             await c.ask()
             c.books.signals[0] = {"waiting": 3.0, "scraped_kv_use": 0.25, "step_s": 0.02}
+            c.router.registry.by_slot[0].has_gauges = True
             state = (await ask("GET", "/admin/state")).json
             replicas = state["replicas"]
             assert [(r["name"], r["state"], r["breaker"]) for r in replicas] == [
@@ -97,7 +99,7 @@ def test_state_tells_what_happened() -> None:
             ]
             assert [(r["waiting"], r["kv_use"], r["step_s"]) for r in replicas] == [
                 (3.0, 0.25, 0.02),
-                (0.0, 0.0, None),
+                (0.0, None, None),
             ]
             assert [r["share"] for r in replicas] == [pytest.approx(4 / 7), pytest.approx(3 / 7)]
             assert [r["ttft_s"]["count"] for r in replicas] == [3, 0]
@@ -119,6 +121,56 @@ def test_state_tells_what_happened() -> None:
             }
             assert [one["replica"] for one in state["last"]] == [second, first] * 3 + [first]
             assert state["explained"]["by"] == "least-outstanding"
+
+    run(scenario)
+
+
+def test_state_says_what_is_wrong() -> None:
+    """A dead server, gauges unheard of for a while, a policy that fails, a queue that is full."""
+
+    async def scenario() -> None:
+        quick = {"breaker_failures": 1, "policy_failures": 1}
+        async with cluster(ok, ok, reliability=quick, holding={"max_held": 10}) as c, admin(c) as ask:
+
+            async def problems() -> list[tuple[str, bool]]:
+                state = (await ask("GET", "/admin/state")).json
+                return [(one["text"], one["is_severe"]) for one in state["problems"]]
+
+            first, second = list(c.router.registry)
+            name = second.name.removeprefix("http://")
+            assert await problems() == []
+            now = time.monotonic()
+            second.has_gauges = True
+            c.books.signals[1] = {
+                "scraped_at": now - 40.0,
+                "tokens_at": now - 40.0,
+                "scraped_kv_use": 0.9,
+                "token_rate": 700.0,
+                "step_s": 0.02,
+            }
+            ((text, is_severe),) = await problems()
+            assert re.match(rf"{name} has not said for 40 s how busy it is", text) and not is_severe
+            state = (await ask("GET", "/admin/state")).json["replicas"][1]
+            assert [state[figure] for figure in ("kv_use", "token_rate", "step_s")] == [None, None, None]
+            for _ in range(2):
+                c.router.registry.checked(second, "does not answer (refused)")
+            assert await problems() == [
+                (f"{name} does not answer (refused); no requests go there, for 0 s", True)
+            ]
+            c.decider.rule = lambda excluded: 1 / 0
+            assert (await c.ask()).status == 200
+            assert (await problems())[1] == (
+                "policy fake fails; least-outstanding decides in its place",
+                True,
+            )
+            c.router.registry.failed(first, now)
+            texts = [text for text, _ in await problems()]
+            assert texts[0] == "no server gets requests; clients are answered 503"
+            assert (await c.ask()).status == 503
+            assert ("1 of the last 2 answers were errors (5xx)", False) in await problems()
+            c.router.metrics.num_held = 10
+            assert any("answered 429" in text for text, _ in await problems())
+            c.router.metrics.num_held = 0
 
     run(scenario)
 

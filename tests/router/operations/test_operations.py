@@ -34,7 +34,8 @@ from pointsman.router.replicas.discovery import (
     ready_endpoints,
 )
 from pointsman.router.server import port_of
-from pointsman.router.telemetry.recording import Recorder, new_recording
+from pointsman.router.telemetry.recording import RecordedRequest, Recorder, new_recording
+from pointsman.routing.calibration import Estimate
 from pointsman.workload.readers import read_trace
 from pointsman.workload.spec import TraceFile
 from tests.router.fakes import HOLD
@@ -192,6 +193,7 @@ def test_every_request_has_an_id_and_a_log_line() -> None:
                 "status": 200,
                 "outcome": "completed",
                 "replica": c.mocks[0].url,
+                "policy": "fake",
                 "ttft_s": None,
                 "e2e_s": 0,
                 "prompt_tokens": 7,
@@ -227,7 +229,7 @@ def test_log_lines_are_written_whole_a_page_at_a_time() -> None:
 
     stream = Pages()
     log = Log(stream)
-    line = RequestLine(1.0, "request", "id", "/v1", 200, "completed", "a", None, 0.5, 1, 2, 0)
+    line = RequestLine(1.0, "request", "id", "/v1", 200, "completed", "a", "p", None, 0.5, 1, 2, 0)
     log.requests([line] * 100)
     log.requests([msgspec.structs.replace(line, path="/" + "x" * 5000)])
     log.requests([line] * 3)
@@ -286,24 +288,27 @@ def test_metrics_count_what_happened() -> None:
             assert (await c.ask()).status == 200
             await c.ask(post(b"{"))
             found = values((await c.ask(get("/metrics"))).body)
-            assert found["pointsman_requests_total", "200", first] == 4
-            assert found["pointsman_requests_total", "400", ""] == 1
-            assert found["pointsman_ttft_seconds_count", first] == 3
-            assert found["pointsman_request_seconds_count", first] == 4
-            assert (
-                0 < found["pointsman_ttft_seconds_sum", first] < found["pointsman_request_seconds_sum", first]
-            )
+            assert found["pointsman_requests_total", "200", "fake", first] == 3
+            assert found["pointsman_requests_total", "200", "least-outstanding", first] == 1
+            assert found["pointsman_requests_total", "400", "", ""] == 1
+            assert found["pointsman_ttft_seconds_count", "fake", first] == 3
+            assert found["pointsman_request_seconds_count", "fake", first] == 3
+            assert found["pointsman_request_seconds_count", "least-outstanding", first] == 1
+            sums = [found[f"pointsman_{kind}_seconds_sum", "fake", first] for kind in ("ttft", "request")]
+            assert 0 < sums[0] < sums[1]
             assert found["pointsman_retries_total", "status 500"] == 3
             assert found["pointsman_fallbacks_total", "exception ZeroDivisionError"] == 1
             assert found["pointsman_decisions_total", "fake", second] == 3
             assert found["pointsman_decisions_total", "fake", first] == 3
             assert found["pointsman_decisions_total", "least-outstanding", first] == 1
-            assert found[("pointsman_decision_seconds_count",)] == 7
+            assert found["pointsman_decision_seconds_count", "fake"] == 7
+            assert found["pointsman_policy", "fake", "deciding"] == 1
+            assert found["pointsman_policy", "other", "shadow"] == 1
             assert found["pointsman_replica_breaker_state", first] == 0
             assert found["pointsman_replica_breaker_state", second] == 2
             assert found["pointsman_replica_share", first] == pytest.approx(4 / 7)
             assert found["pointsman_replica_outstanding", first] == 0
-            assert found["pointsman_tokens_total", "output", first] == 20
+            assert found["pointsman_tokens_total", "output", "fake", first] == 15
             shadowed = [
                 found.get(("pointsman_shadow_decisions_total", "other", url), 0) for url in (first, second)
             ]
@@ -320,12 +325,17 @@ def test_a_decision_is_explained_on_request_only() -> None:
         async with cluster(ok) as c:
             assert "x-pointsman-decision" not in (await c.ask()).headers
             answered = await c.ask(post(headers="x-pointsman-decision: 1\r\nx-request-id: me\r\n"))
-            about = json.loads(answered.headers["x-pointsman-decision"])
-            assert (about["by"], about["replica"], about["request_id"]) == ("fake", c.mocks[0].url, "me")
-            assert about["why"] == {"turn": 1, "open": 0}  # as it was when the policy looked
+            url = c.mocks[0].url.removeprefix("http://")
+            assert answered.headers["x-pointsman-decision"] == f"fake sent it to {url}."
             assert c.mocks[0].heard[1].header("x-pointsman-decision") is None
 
     run(scenario)
+
+
+def recorded(arrived_at: float, prompt_tokens: int) -> RecordedRequest:
+    return RecordedRequest(
+        arrived_at, prompt_tokens, 5, None, "completed", "fake", *[None] * 2, 1.0, *[None] * 4
+    )
 
 
 def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> None:
@@ -333,8 +343,8 @@ def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> Non
     recorder = Recorder(new_recording(tmp_path / "traffic.jsonl"))
     for number, more in enumerate((b"one " * 200, b"other " * 200, b"")):
         text = b"word " * 300 + more
-        recorder.add(monotonic() + number, len(text) // 4, 5, None, "completed", text)
-    recorder.add(monotonic() + 3, 7, 5, None, "completed", b"word " * 300)  # 7 tokens by its server
+        recorder.add(recorded(monotonic() + number, len(text) // 4), text)
+    recorder.add(recorded(monotonic() + 3, 7), b"word " * 300)  # 7 tokens by its server
     recorder.close()
     text = (tmp_path / "traffic.jsonl").read_text()
     assert "word" not in text
@@ -346,6 +356,125 @@ def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> Non
     assert trace.chain_length.tolist() == [1, 1, 1, 0]
     assert trace.link_tokens.tolist() == [256] * 3
     assert len(set(trace.link_key.tolist())) == 1
+
+
+def test_before_and_after_a_switch_can_be_compared() -> None:
+    """Latencies and answers are counted by policy, also those of a request under way at the switch."""
+
+    async def scenario() -> None:
+        async with cluster(gated) as c, admin(c) as ask:
+            under_way = asyncio.ensure_future(c.ask(post(stream=True)))
+            await until(lambda: c.num_heard == [1])
+            assert (await ask("POST", "/admin/policy", {"policy": "new"})).json["policy"] == "new"
+            c.mocks[0].gate.set()
+            await under_way
+            await asyncio.gather(*(c.ask(post(stream=True)) for _ in range(2)))
+            found = values((await c.ask(get("/metrics"))).body)
+            url = c.mocks[0].url
+            for policy, count in (("fake", 1), ("new", 2)):
+                for kind in ("ttft", "request"):
+                    assert found[f"pointsman_{kind}_seconds_count", policy, url] == count
+                assert found["pointsman_requests_total", "200", policy, url] == count
+                assert found["pointsman_decision_seconds_count", policy] == count
+            assert found["pointsman_policy", "new", "deciding"] == 1
+            state = (await ask("GET", "/admin/state")).json
+            assert {policy: of["e2e_s"]["count"] for policy, of in state["by_policy"].items()} == {
+                "fake": 1,
+                "new": 2,
+            }
+            assert [line["policy"] for line in c.logged() if line["event"] == "request"] == [
+                "fake",
+                "new",
+                "new",
+            ]
+
+    run(scenario)
+
+
+def test_the_shadow_changes_while_requests_go_on() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c, admin(c) as ask:
+            await c.ask()
+            assert (await ask("GET", "/admin/state")).json["shadow"] is None
+            for shadow in ("one", "two"):
+                told = await ask("POST", "/admin/shadow", {"policy": shadow})
+                assert told.json == {"policy": "fake", "shadow": shadow}
+                await c.ask()
+                await c.ask()
+                state = (await ask("GET", "/admin/state")).json["shadow"]
+                assert (state["policy"], state["agreed"] + state["differed"]) == (shadow, 2)
+            assert (await ask("POST", "/admin/shadow", {"policy": None})).json["shadow"] is None
+            await c.ask()
+            found = values((await c.ask(get("/metrics"))).body)
+            url = c.mocks[0].url
+            for shadow in ("one", "two"):
+                assert found["pointsman_shadow_decisions_total", shadow, url] == 2
+            assert (await ask("POST", "/admin/shadow", {})).status == 400
+
+    run(scenario)
+
+
+def test_reasons_are_kept_and_found_by_request() -> None:
+    async def scenario() -> None:
+        async with cluster(ok, status(500)) as c, admin(c) as ask:
+            first, second = (mock.url.removeprefix("http://") for mock in c.mocks)
+            c.decider.rule = lambda excluded: 2 if 1 not in excluded else 1
+            await c.ask(post(headers="x-request-id: me\r\n"))
+            c.decider.rule = lambda excluded: 1 / 0
+            await c.ask(post(headers="x-request-id: you\r\n"))
+            mine = (await ask("GET", "/admin/decisions?request=me")).json["decisions"]
+            assert [one["why"] for one in mine] == [f"fake sent it to {url}." for url in (second, first)]
+            last = (await ask("GET", "/admin/decisions?last=1")).json
+            (yours,) = last["decisions"]
+            assert yours["request_id"] == last["last"]["request_id"] == "you"
+            assert yours["why"] == (
+                f"least-outstanding sent it to {yours['replica'].removeprefix('http://')}, "
+                "because fake could not: exception ZeroDivisionError."
+            )
+            assert (await ask("GET", "/admin/decisions?request=nobody")).json == {"decisions": []}
+            assert (await ask("GET", "/admin/state")).json["last"][0]["why"] == mine[0]["why"]
+
+    run(scenario)
+
+
+def test_a_reason_that_cannot_be_given_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            monkeypatch.setattr(c.decider, "reason", lambda: 1 / 0)
+            answered = await c.ask(post(headers="x-pointsman-decision: 1\r\n"))
+            assert answered.status == 200 and "fake sent it" in answered.headers["x-pointsman-decision"]
+
+    run(scenario)
+
+
+def test_estimates_and_their_errors_are_on_metrics_and_in_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+
+    async def scenario() -> None:
+        recorder = Recorder(new_recording(path))
+        async with cluster(ok, ok, recorder=recorder) as c:
+            url = c.mocks[0].url
+            figures = {"step_floor_s": 0.007, "decode_s_per_token": 6e-5, "prefill_s_per_token": 3e-5}
+            errors = {"step_floor_s": 0.01, "decode_s_per_token": 0.2, "prefill_s_per_token": 0.05}
+            c.books.signals[0] = figures
+            c.books.estimates[0] = Estimate(figures, 0.02, "measured", errors=errors)
+            c.decider.rule = lambda excluded: 1
+            await c.ask(post(stream=True))
+            await c.ask()
+            found = values((await c.ask(get("/metrics"))).body)
+            assert found["pointsman_replica_step_floor_seconds", url] == 0.007
+            assert found["pointsman_replica_decode_seconds_per_token", url] == 6e-5
+            assert found["pointsman_replica_prefill_seconds_per_token", url] == 3e-5
+            assert found["pointsman_replica_estimate_error", "step_floor_s", url] == 0.01
+            assert ("pointsman_replica_estimate_error", "step_floor_s", c.mocks[1].url) not in found
+            streamed, whole = (recorder.flush(), *map(json.loads, path.read_text().splitlines()))[1:]
+            assert streamed["server"] == whole["server"] == url
+            assert 0 < streamed["ttft_s"] <= streamed["e2e_s"] < 5 and whole["ttft_s"] is None
+            recorded = (*figures, "speed_error", "policy")
+            assert [streamed[name] for name in recorded] == [*figures.values(), 0.02, "fake"]
+        recorder.close()
+
+    run(scenario)
 
 
 def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
@@ -659,9 +788,9 @@ def test_a_shadow_that_fails_harms_nobody() -> None:
             shadow = c.router.decisions._shadow
             shadow.rule = lambda excluded: 1 / 0  # type: ignore[union-attr]
             assert (await c.ask()).status == 200
-            assert c.router.metrics.shadow_failures == 1
+            assert c.router.metrics.shadow_failures == {"other": 1}
             shadow.rule = lambda excluded: HOLD  # type: ignore[union-attr]
             assert (await c.ask()).status == 200
-            assert c.router.metrics.shadow_decisions == {"hold": 1}
+            assert c.router.metrics.shadow_decisions == {("other", "hold"): 1}
 
     run(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -307,5 +308,23 @@ def test_models_of_all_replicas_are_merged_and_requests_go_where_theirs_is() -> 
             assert c.num_heard == [1, 3]
             unknown = await c.ask(post({"model": "c", "messages": []}))
             assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [([5, 6, 7] * 100, 300), ([[1, 2], [3]], 3), ("text of twenty bytes", 6), (["two", "texts"], None)],
+)
+def test_prompts_of_token_ids_are_counted_not_estimated(prompt: Any, count: int | None) -> None:
+    """Whatever the correction of estimates says at the time."""
+
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            c.books.prompt_length = lambda estimate: 2 * estimate  # type: ignore[method-assign]
+            await c.ask(post({"model": "m", "prompt": prompt}, "/v1/completions"))
+            ((_, _, prompt_tokens, _),) = c.books.of_kind("sent")
+            is_text = not isinstance(prompt[0], int | list)
+            assert count is None or prompt_tokens == (2 * count if is_text else count)
 
     run(scenario)

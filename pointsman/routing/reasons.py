@@ -1,0 +1,211 @@
+"""Why a request went where it went, in one sentence.
+
+While it decides, a policy compares the servers; what matters for people is the one that it took, the one that
+it would have taken instead, and in what the two differ. Compiled code notes these few numbers after every
+decision, so that reasons of past decisions can be kept however many servers there are; the sentence is made
+when somebody asks.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+from pointsman.compiled import jit
+from pointsman.compiled.jit import kernel
+from pointsman.compiled.memory import byte_list, float_list, single_list
+from pointsman.routing.booking import signals_of
+from pointsman.routing.deciding import HOLD, decider_at
+from pointsman.routing.heuristics import FORBIDDEN, LEARNED, SESSION_AFFINITY
+from pointsman.routing.legality import can_take
+from pointsman.routing.records import NOBODY, policy_at, router_at
+from pointsman.routing.signals import (
+    ACCEPTING,
+    CONTEXT_TOKENS,
+    DECODE_S_PER_TOKEN,
+    DECODING,
+    KV_CAPACITY_TOKENS,
+    OUTSTANDING,
+    PENDING_PREFILL_TOKENS,
+    PREFILL_S_PER_TOKEN,
+    STEP_FLOOR_S,
+    STEP_S,
+    TTFT_S,
+)
+
+entry_point = partial(jit.entry_point, keeps_gil=True)
+
+NUM_ABOUT = 5  # figures of a server: those of `About`
+NUM_NOTED = 2 + 2 * NUM_ABOUT  # how many may take the request, column of the other, chosen, other
+MAX_NAME = 40
+SAME = 1.1  # figures that differ by less are the same to people
+
+
+@entry_point
+def note(deciders, action, noted):
+    """Write what `Reason` is made of into noted [NUM_NOTED] f8, right after the decision; by address."""
+    decider = decider_at(deciders, 0)
+    router = router_at(decider.router, 0)
+    policy = policy_at(decider.policy, 0)
+    own_signals = router.signals
+    if decider.num_books > 1:
+        router.signals = decider.merged
+    numbers = float_list(noted, NUM_NOTED)
+    num_takers = 0
+    for k in range(router.num_replicas):
+        num_takers += can_take(router, k, decider.ask)
+    if action == HOLD:
+        other = least_busy(router)
+    elif policy.kind == LEARNED:
+        other = next_by_logit(router, policy, action)
+    elif (policy.kind == SESSION_AFFINITY and decider.ask.session >= 0) or (
+        policy.kind == PREFIX_HASH and decider.ask.num_links > 0
+    ):
+        other = NOBODY
+    else:
+        other = next_by_score(router, decider.memory, action)
+    numbers[0] = num_takers
+    numbers[1] = other
+    write_about(router, action - 1, numbers, 2)
+    write_about(router, other, numbers, 2 + NUM_ABOUT)
+    router.signals = own_signals
+
+
+@kernel
+def least_busy(router):
+    signals = signals_of(router)
+    best = NOBODY
+    for k in range(router.num_replicas):
+        if signals[ACCEPTING, k] > 0.0 and (
+            best == NOBODY or signals[OUTSTANDING, k] < signals[OUTSTANDING, best]
+        ):
+            best = k
+    return best
+
+
+@kernel
+def next_by_logit(router, policy, action):
+    """The best replica but the chosen one, by the network."""
+    logits = single_list(policy.logits, router.num_replicas + 1)
+    legal = byte_list(policy.legal, router.num_replicas + 1)
+    best = 0
+    for other in range(1, router.num_replicas + 1):
+        if other != action and legal[other] and (best == 0 or logits[other] > logits[best]):
+            best = other
+    return best - 1
+
+
+@kernel
+def next_by_score(router, memory, action):
+    """The best replica but the chosen one; a policy that does not score leaves no numbers."""
+    scores = float_list(memory.scores, router.num_replicas)
+    best = NOBODY
+    for other in range(router.num_replicas):
+        if other != action - 1 and scores[other] < FORBIDDEN and (best < 0 or scores[other] < scores[best]):
+            best = other
+    return best
+
+
+@kernel
+def write_about(router, k, numbers, first):
+    if k < 0:
+        return
+    signals = signals_of(router)
+    booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k]
+    numbers[first] = signals[OUTSTANDING, k]
+    numbers[first + 1] = signals[PENDING_PREFILL_TOKENS, k] * signals[PREFILL_S_PER_TOKEN, k]
+    step_s = signals[STEP_FLOOR_S, k] + signals[DECODING, k] * signals[DECODE_S_PER_TOKEN, k]
+    numbers[first + 2] = signals[STEP_S, k] if signals[STEP_S, k] > 0.0 else step_s
+    numbers[first + 3] = booked / signals[KV_CAPACITY_TOKENS, k]
+    numbers[first + 4] = signals[TTFT_S, k]
+
+
+class About(NamedTuple):
+    """A server when the decision was made."""
+
+    outstanding: float
+    backlog_s: float  # prompts that wait there
+    step_s: float  # as measured lately, else by its speed and its streams
+    kv_use: float
+    ttft_s: float  # as measured lately; 0: not known
+
+
+class Reason(NamedTuple):
+    """A decision and what it was about. `other`: whom it would have been else."""
+
+    policy: str
+    chosen: str | None  # None: held
+    other: str | None
+    num_takers: int  # replicas that could take the request
+    num_replicas: int
+    noted: tuple[float, ...]  # [2 · NUM_ABOUT] about the chosen and the other
+
+    def sentence(self) -> str:
+        policy = short(self.policy)
+        one, two = About(*self.noted[:NUM_ABOUT]), About(*self.noted[NUM_ABOUT:])
+        if self.chosen is None:
+            if self.other is None:
+                return f"{policy} holds it: no server accepts requests."
+            least = f"the least busy of {self.num_replicas}, {short(self.other)}, has {_load(two)}"
+            return f"{policy} holds it until a server has room: {least}."
+        sent = f"{policy} sent it to {short(self.chosen)}"
+        if self.num_takers <= 1:
+            return f"{sent}, the only one of {self.num_replicas} that may take it: {_load(one)}."
+        if self.other is None:
+            return f"{sent} without comparing: {_load(one)}."
+        gains, losses = _compare(one, two)
+        rather = f"{sent} rather than {short(self.other)}, the next best of {self.num_takers}"
+        if not gains and not losses:
+            return f"{rather}: they are alike, with {_load(one)}."
+        but = f"although it has {_listed(losses)}" if losses else ""
+        because = f"it has {_listed(gains)}" if gains else ""
+        return f"{rather}: {', '.join(part for part in (because, but) if part)}."
+
+
+def short(name: str) -> str:
+    """The name of a server or a policy, as far as a sentence has room for it; its end tells it apart."""
+    name = name.removeprefix("http://").removeprefix("https://")
+    printable = "".join(one if one.isprintable() else "?" for one in name)
+    return printable if len(printable) <= MAX_NAME else "..." + printable[3 - MAX_NAME :]
+
+
+def _load(about: About) -> str:
+    requests = "1 request" if about.outstanding == 1 else f"{about.outstanding:.0f} requests"
+    return (
+        f"{requests}, {_time(about.backlog_s)} of prompts ahead, steps of {_time(about.step_s)}, "
+        f"memory {about.kv_use:.0%} full"
+    )
+
+
+def _compare(one: About, two: About) -> tuple[list[str], list[str]]:
+    """In what the first is better, and in what the second."""
+    gains: list[str] = []
+    losses: list[str] = []
+    for mine, yours, least, better, worse, write in (
+        (one.outstanding, two.outstanding, 0.5, "fewer requests", "more requests", "{:.0f}".format),
+        (one.backlog_s, two.backlog_s, 0.002, "less prompt work ahead", "more prompt work ahead", _time),
+        (one.step_s, two.step_s, 0.0005, "shorter steps", "longer steps", _time),
+        (one.kv_use, two.kv_use, 0.02, "emptier memory", "fuller memory", "{:.0%}".format),
+        (*_both_known(one.ttft_s, two.ttft_s), 0.005, "quicker first tokens", "slower first tokens", _time),
+    ):
+        low, high = sorted((mine, yours))
+        if high - low > least and high > SAME * low:
+            text = f"({write(mine)}, not {write(yours)})"
+            (gains if mine < yours else losses).append(f"{better if mine < yours else worse} {text}")
+    return gains, losses
+
+
+def _both_known(mine: float, yours: float) -> tuple[float, float]:
+    return (mine, yours) if mine > 0.0 and yours > 0.0 else (0.0, 0.0)
+
+
+def _listed(parts: list[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _time(seconds: float) -> str:
+    if seconds <= 0.0 or not math.isfinite(seconds):
+        return "0 s"
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

@@ -1,0 +1,128 @@
+"""Why a request went where it went: the sentence, and what it says of the books."""
+
+from __future__ import annotations
+
+import pytest
+
+from pointsman.routing.books import Books
+from pointsman.routing.decider import Decider
+from pointsman.routing.reasons import Reason
+
+from .asking import decide
+
+TOLD = {
+    "step_floor_s": 0.01,
+    "decode_s_per_token": 1e-4,
+    "prefill_s_per_token": 1e-4,
+    "kv_capacity_tokens": 10_000.0,
+}
+
+
+def make_books(num_replicas: int = 3) -> Books:
+    books = Books(now=0.0)
+    for k in range(num_replicas):
+        books.add(f"http://gpu-{k}:8000", TOLD)
+    return books
+
+
+def test_the_sentence_names_both_and_in_what_they_differ() -> None:
+    books = make_books(2)
+    for _ in range(3):
+        books.sent(0, 1000, 1.0)
+    books.first_token(books.sent(1, 2000, 1.0), 1.1)
+    decider = Decider(books, "least-outstanding")
+    decide(decider, 100, 2.0)
+    assert decider.reason().sentence() == (
+        "least-outstanding sent it to gpu-1:8000 rather than gpu-0:8000, the next best of 2: it has fewer "
+        "requests (1, not 3), less prompt work ahead (0 s, not 300 ms) and emptier memory (20%, not 30%)."
+    )
+
+
+def test_what_speaks_against_the_choice_is_said_too() -> None:
+    books = make_books(2)
+    books.first_token(books.sent(0, 5000, 1.0), 1.1)
+    for _ in range(2):
+        books.first_token(books.sent(1, 100, 1.0), 1.1)
+    decider = Decider(books, "least-outstanding")
+    decide(decider, 100, 2.0)
+    assert (
+        decider.reason()
+        .sentence()
+        .endswith("it has fewer requests (1, not 2), although it has fuller memory (50%, not 2%).")
+    )
+
+
+def test_what_was_measured_lately_counts() -> None:
+    """A server that is slower than its speed says may be empty for that reason."""
+    books = make_books(2)
+    for slot, slowness in ((0, 1.0), (1, 4.0)):
+        ticket = books.sent(slot, 1000, 1.0)
+        books.first_token(ticket, 1.0 + 0.1 * slowness)
+        for n in range(1, 20):
+            books.tokens(ticket, 1, 1.0 + 0.1 * slowness + 0.01 * n * slowness)
+    decider = Decider(books, "default")
+    assert decide(decider, 100, 2.0) == 1
+    assert (
+        decider.reason()
+        .sentence()
+        .endswith("it has shorter steps (10 ms, not 40 ms) and quicker first tokens (100 ms, not 400 ms).")
+    )
+
+
+def test_policies_that_do_not_compare_say_so_and_a_lonely_server_is_the_only_one() -> None:
+    books = make_books()
+    decider = Decider(books, "round-robin")
+    decide(decider, 100, 1.0)
+    assert decider.reason().sentence() == (
+        "round-robin sent it to gpu-0:8000 without comparing: "
+        "0 requests, 0 s of prompts ahead, steps of 10 ms, memory 0% full."
+    )
+    decide(decider, 100, 1.0, excluded=[0, 1])
+    assert "sent it to gpu-2:8000, the only one of 3 that may take it:" in decider.reason().sentence()
+
+
+def test_a_session_does_not_borrow_the_scores_of_the_request_before() -> None:
+    decider = Decider(make_books(), "session-affinity")
+    decide(decider, 100, 1.0)
+    assert "rather than" in decider.reason().sentence()
+    decide(decider, 100, 1.0, session=5)
+    assert "without comparing" in decider.reason().sentence()
+
+
+@pytest.mark.parametrize("policy", ["default", "hold-until-room"])
+def test_a_hold_says_how_busy_the_servers_are(policy: str) -> None:
+    books = make_books(2)
+    for slot in (0, 1):
+        for _ in range(4 - slot):
+            books.sent(slot, 3300, 1.0)
+    decider = Decider(books, policy)
+    assert decide(decider, 4000, 1.0) == 0
+    assert decider.reason().sentence() == (
+        f"{policy} holds it until a server has room: the least busy of 2, gpu-1:8000, has 3 requests, "
+        "990 ms of prompts ahead, steps of 10 ms, memory 99% full."
+    )
+
+
+def test_the_network_would_have_taken_the_next_by_logit() -> None:
+    books = make_books()
+    for slot, num_sent in ((0, 1), (1, 6), (2, 3)):
+        for _ in range(num_sent):
+            books.first_token(books.sent(slot, 800, 1.0), 1.1)
+    decider = Decider(books, "default")
+    action = decide(decider, 300, 2.0)
+    logits = {one["name"]: one["logit"] for one in decider.explain()["replicas"]}
+    best, second, _ = sorted(logits, key=lambda name: -logits[name])
+    reason = decider.reason()
+    assert (reason.chosen, reason.other) == (best, second)
+    assert reason.chosen == f"http://gpu-{action - 1}:8000"
+
+
+def test_a_sentence_is_short_however_many_servers_and_however_long_their_names() -> None:
+    books = Books(now=0.0)
+    for k in range(200):
+        books.add("http://" + 20 * "very-long-name." + f"{k}:8000", TOLD)
+    decider = Decider(books, "least-outstanding")
+    decide(decider, 100, 1.0)
+    assert len(decider.reason().sentence()) < 400
+    odd = Reason("a\r\nb: c", "http://x", None, 5, 5, (0.0,) * 10).sentence()
+    assert odd.isprintable()
