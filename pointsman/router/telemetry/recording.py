@@ -3,8 +3,8 @@
 Arrival, lengths, the outcome, where it went and how long it took (`calibrate --traffic` reads that), what the
 router took that server's speed to be, and hashes that mean nothing outside this file: of the session, and of
 every block of the prompt (512 bytes of text, about 128 tokens) with all that is before it, so that a trace
-shows which prompts begin alike. A request that brought no output is written with 1 token, the least a trace can
-hold; `outcome` tells it apart.
+shows which prompts begin alike. A request that brought no output is written with 1 token, the least a trace
+can hold; `outcome` tells it apart.
 """
 
 from __future__ import annotations
