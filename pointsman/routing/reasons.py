@@ -17,7 +17,7 @@ from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import byte_list, float_list, single_list
 from pointsman.routing.booking import signals_of
 from pointsman.routing.deciding import HOLD, decider_at
-from pointsman.routing.heuristics import FORBIDDEN, LEARNED, SESSION_AFFINITY
+from pointsman.routing.heuristics import FORBIDDEN, LEARNED, PREFIX_HASH, SESSION_AFFINITY
 from pointsman.routing.legality import can_take
 from pointsman.routing.records import NOBODY, policy_at, router_at
 from pointsman.routing.signals import (
@@ -59,7 +59,9 @@ def note(deciders, action, noted):
         other = least_busy(router)
     elif policy.kind == LEARNED:
         other = next_by_logit(router, policy, action)
-    elif policy.kind == SESSION_AFFINITY and decider.ask.session >= 0:
+    elif (policy.kind == SESSION_AFFINITY and decider.ask.session >= 0) or (
+        policy.kind == PREFIX_HASH and decider.ask.num_links > 0
+    ):
         other = NOBODY
     else:
         other = next_by_score(router, decider.memory, action)
