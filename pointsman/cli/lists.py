@@ -54,7 +54,7 @@ def scenarios(as_json: AsJson = False) -> None:
 
     Example: pointsman scenarios
     """
-    from pointsman.experiments.scenarios import SCENARIOS, SUITES, UNSEEN
+    from pointsman.experiments.scenarios import PREFIXES, SCENARIOS, SUITES, UNSEEN
 
     known = {**SCENARIOS, **UNSEEN}
     if as_json:
@@ -63,16 +63,14 @@ def scenarios(as_json: AsJson = False) -> None:
         print_json(rows)
         return
     console = stdout()
-    table = plain_table("scenario", "what")
-    for one in SCENARIOS.values():
-        table.add_row(one.name, one.what)
-    console.print(table, "")
-    unseen = plain_table("never trained on", "what")
-    for one in UNSEEN.values():
-        unseen.add_row(one.name, one.what)
-    console.print(unseen, "")
+    tables = (("scenario", SUITES["all"]), ("with shared prefixes", PREFIXES), ("never trained on", UNSEEN))
+    for title, names in tables:
+        table = plain_table(title, "what")
+        for name in names:
+            table.add_row(name, known[name].what)
+        console.print(table, "")
     for suite, names in SUITES.items():
-        what = "every named scenario" if suite == "all" else ", ".join(names)
+        what = "every scenario of the first list" if suite == "all" else ", ".join(names)
         console.print(f"[bold]--suite {suite}[/bold]: {what}")
 
 

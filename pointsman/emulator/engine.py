@@ -54,6 +54,7 @@ class Engine:
         self._sim = self._clusters.sims[0]
         # Its own arrivals and scrapes are not wanted.
         self._sim.num_requests = self._sim.next_arrival = self._sim.heap_size = self._sim.num_live = 0
+        self._sim.is_shared = 1  # prompts that come may have prefixes in common
         self._sims_at = address_of(self._clusters.sims)
         self._replica = self._clusters.replicas[0][0]
         self._hit_tokens = np.asarray(self._clusters.requests[0]["hit_tokens"])

@@ -17,7 +17,7 @@ from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import byte_list, float_list, single_list
 from pointsman.routing.booking import signals_of
 from pointsman.routing.deciding import HOLD, decider_at
-from pointsman.routing.heuristics import FORBIDDEN, LEARNED, SESSION_AFFINITY
+from pointsman.routing.heuristics import FORBIDDEN, LEARNED, PREFIX_HASH, SESSION_AFFINITY
 from pointsman.routing.legality import can_take
 from pointsman.routing.records import NOBODY, policy_at, router_at
 from pointsman.routing.signals import (
@@ -25,6 +25,7 @@ from pointsman.routing.signals import (
     CONTEXT_TOKENS,
     DECODE_S_PER_TOKEN,
     DECODING,
+    EXPECTED_HIT_TOKENS,
     KV_CAPACITY_TOKENS,
     OUTSTANDING,
     PENDING_PREFILL_TOKENS,
@@ -36,9 +37,9 @@ from pointsman.routing.signals import (
 
 entry_point = partial(jit.entry_point, keeps_gil=True)
 
-NUM_ABOUT = 5  # figures of a server: those of `About`
+NUM_ABOUT = 6  # figures of a server: those of `About`
 NUM_NOTED = 2 + 2 * NUM_ABOUT  # how many may take the request, column of the other, chosen, other
-MAX_NAME = 40
+MAX_NAME = 32
 SAME = 1.1  # figures that differ by less are the same to people
 
 
@@ -59,14 +60,16 @@ def note(deciders, action, noted):
         other = least_busy(router)
     elif policy.kind == LEARNED:
         other = next_by_logit(router, policy, action)
-    elif policy.kind == SESSION_AFFINITY and decider.ask.session >= 0:
+    elif (policy.kind == SESSION_AFFINITY and decider.ask.session >= 0) or (
+        policy.kind == PREFIX_HASH and decider.ask.num_links > 0
+    ):
         other = NOBODY
     else:
         other = next_by_score(router, decider.memory, action)
     numbers[0] = num_takers
     numbers[1] = other
-    write_about(router, action - 1, numbers, 2)
-    write_about(router, other, numbers, 2 + NUM_ABOUT)
+    write_about(router, decider.ask, action - 1, numbers, 2)
+    write_about(router, decider.ask, other, numbers, 2 + NUM_ABOUT)
     router.signals = own_signals
 
 
@@ -106,7 +109,7 @@ def next_by_score(router, memory, action):
 
 
 @kernel
-def write_about(router, k, numbers, first):
+def write_about(router, ask, k, numbers, first):
     if k < 0:
         return
     signals = signals_of(router)
@@ -117,6 +120,7 @@ def write_about(router, k, numbers, first):
     numbers[first + 2] = signals[STEP_S, k] if signals[STEP_S, k] > 0.0 else step_s
     numbers[first + 3] = booked / signals[KV_CAPACITY_TOKENS, k]
     numbers[first + 4] = signals[TTFT_S, k]
+    numbers[first + 5] = 1.0 - signals[EXPECTED_HIT_TOKENS, k] / ask.prompt_tokens
 
 
 class About(NamedTuple):
@@ -127,6 +131,7 @@ class About(NamedTuple):
     step_s: float  # as measured lately, else by its speed and its streams
     kv_use: float
     ttft_s: float  # as measured lately; 0: not known
+    uncached: float  # share of the request's prompt that would be computed there
 
 
 class Reason(NamedTuple):
@@ -186,6 +191,7 @@ def _compare(one: About, two: About) -> tuple[list[str], list[str]]:
         (one.step_s, two.step_s, 0.0005, "shorter steps", "longer steps", _time),
         (one.kv_use, two.kv_use, 0.02, "emptier memory", "fuller memory", "{:.0%}".format),
         (*_both_known(one.ttft_s, two.ttft_s), 0.005, "quicker first tokens", "slower first tokens", _time),
+        (one.uncached, two.uncached, 0.02, "more of it cached", "less of it cached", _rest),
     ):
         low, high = sorted((mine, yours))
         if high - low > least and high > SAME * low:
@@ -201,6 +207,10 @@ def _both_known(mine: float, yours: float) -> tuple[float, float]:
 def _listed(parts: list[str]) -> str:
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def _rest(share: float) -> str:
+    return f"{1.0 - share:.0%}"
 
 
 def _time(seconds: float) -> str:

@@ -68,7 +68,7 @@ def draw_sessions(spec: PrefixesSpec, num_requests: int, lengths: Lengths, rng: 
     """N requests; the last session may be cut short by their number."""
     num_turns = rng.geometric(1.0 / spec.turns, num_requests)
     session = np.repeat(np.arange(num_requests), num_turns)[:num_requests]  # of each request
-    own, output = (drawn.astype(np.int64) for drawn in lengths(num_requests))
+    own, output = (tokens.astype(np.int64) for tokens in lengths(num_requests))
     num_drawn = int(session[-1]) + 1
     keys, tokens = _draw_beginnings(spec, num_drawn, rng)
     begin = tokens[:, -1] if tokens.shape[1] else np.zeros(num_drawn, np.int64)

@@ -24,7 +24,7 @@ def serve(engine: Engine, workload: Workload) -> tuple[np.ndarray, np.ndarray]:
     while np.isnan(end).any():
         arrival = float(workload.arrived_at[num_sent]) if num_sent < len(workload) else math.inf
         now = min(arrival, engine.next_event_at)
-        for i, _, is_finished in engine.advance(now):
+        for i, _, is_finished, _ in engine.advance(now):
             first[i] = now if math.isnan(first[i]) else first[i]
             end[i] = now if is_finished else end[i]
         if arrival == now:
@@ -51,7 +51,8 @@ def test_served_as_the_simulator_would() -> None:
 
 
 def test_with_too_little_memory_too() -> None:
-    cluster = make_cluster(replicas=1, scheduler=LITTLE_MEMORY)
+    """Who was preempted finds what is left of its own blocks."""
+    cluster = make_cluster(replicas=1, scheduler=LITTLE_MEMORY | {"prefix_caching": True})
     run = assert_same_as_simulated(cluster, random_workload(200, 60.0, seed=2))
     assert run.sim.num_preemptions > 10
 

@@ -261,7 +261,7 @@ def test_choice_is_one_its_twin_would_make(kind: str) -> None:
         run = assert_twin_agrees(make_policy(kind), busy_workload(seed), seed)
         assert np.all(run.replicas["num_sent"] > 0)
         num_outgrown += run.sim.num_outgrown
-    assert num_outgrown > 0
+    assert num_outgrown > 0 or kind == "weighted-scorer"  # which goes where memory is free
 
 
 @pytest.mark.parametrize("signal", [signal.name for signal in SIGNALS])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from simulator.factories import AdvisedRun, Run, make_cluster, make_policy, random_workload
@@ -13,9 +15,10 @@ from pointsman.routing.decider import Decider
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec
-from pointsman.routing.signals import DERIVED, SCRAPED, SIGNALS, STATIC
+from pointsman.routing.signals import DERIVED, EXPECTED_HIT_TOKENS, SCRAPED, SIGNALS, STATIC
 from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 from pointsman.simulator.run import look
+from pointsman.workload import Workload
 
 ROWS = {
     source: [row for row, one in enumerate(SIGNALS) if one.source == source] for source in (DERIVED, SCRAPED)
@@ -34,16 +37,31 @@ def observed(run: Run) -> tuple[np.ndarray, ...]:
     return entities, context, privileged, legal
 
 
+def with_prefixes(workload: Workload) -> Workload:
+    """Long prompts begin with one of three, of 32 tokens."""
+    is_long = workload.num_prefill_tokens > 32
+    num_links = int(is_long.sum())
+    return replace(
+        workload,
+        chain_start=np.cumsum(is_long) - is_long,
+        chain_length=is_long.astype(np.int32),
+        answer_key=np.zeros(len(workload), np.int64),
+        link_key=1 + np.arange(num_links) % 3,
+        link_tokens=np.full(num_links, 32, np.int32),
+    )
+
+
 def test_every_feature_and_every_row_is_written() -> None:
-    """At each decision of a run in which replicas fail, requests are held and memory is short."""
+    """At each decision of a run in which replicas fail, requests are held, and prefixes shared."""
     events = [{"at_s": 1.0, "kind": "fail", "replica": 0}, {"at_s": 2.0, "kind": "recover", "replica": 0}]
     scheduler = {"kind": "vllm-v1", "num_blocks": 40, "max_num_seqs": 8}
     cluster = make_cluster(replicas=3, scheduler=scheduler, events=events, hold={"max_hold_s": 0.5})
-    run = AdvisedRun(cluster, random_workload(300, 60.0), make_policy("late-binding"))
+    run = AdvisedRun(cluster, with_prefixes(random_workload(300, 60.0)), make_policy("late-binding"))
     run.table[ROWS[SCRAPED]] = np.nan
     seen = []
     for _ in run.decisions():
-        run.table[ROWS[DERIVED]] = np.nan
+        # Expected hits come with the question.
+        run.table[[row for row in ROWS[DERIVED] if row != EXPECTED_HIT_TOKENS]] = np.nan
         numbers = observed(run)
         if run.sim.now > cluster.signals.scrape_interval_s + cluster.signals.scrape_delay_s:
             assert not np.isnan(run.table).any()

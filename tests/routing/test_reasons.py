@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pointsman.routing.books import Books
+from pointsman.routing.core import Request
 from pointsman.routing.decider import Decider
-from pointsman.routing.reasons import Reason
+from pointsman.routing.hashing import PromptHasher
+from pointsman.routing.reasons import NUM_ABOUT, Reason
 
 from .asking import decide
 
@@ -69,6 +71,18 @@ def test_what_was_measured_lately_counts() -> None:
     )
 
 
+def test_what_is_cached_is_a_reason() -> None:
+    books, links = make_books(2), PromptHasher().of_text(b"word " * 800, 1000)
+    books.finished(books.sent(1, 1000, 1.0, links=links), 1.5, output_tokens=1)
+    books.sent(1, 10, 1.6)
+    decider = Decider(books, "cache-aware")
+    assert decider.decide(Request(1000, arrived_at=2.0, links=links), 1, 2.0) == 2
+    reason = decider.reason().sentence()
+    assert "it has more of it cached (100%, not 0%), although it has more requests (1, not 0)" in reason
+    decide(decider, 1000, 2.0)
+    assert "cached" not in decider.reason().sentence()
+
+
 def test_policies_that_do_not_compare_say_so_and_a_lonely_server_is_the_only_one() -> None:
     books = make_books()
     decider = Decider(books, "round-robin")
@@ -124,5 +138,9 @@ def test_a_sentence_is_short_however_many_servers_and_however_long_their_names()
     decider = Decider(books, "least-outstanding")
     decide(decider, 100, 1.0)
     assert len(decider.reason().sentence()) < 400
-    odd = Reason("a\r\nb: c", "http://x", None, 5, 5, (0.0,) * 10).sentence()
+    names = "policy-" * 9, "chosen-" * 9, "other-" * 9
+    best, worst = (100.0, 0.123, 0.0123, 0.5, 0.123, 0.1), (2000.0, 12.3, 0.123, 1.5, 12.3, 1.0)
+    for noted in (best + worst, worst + best, best[:3] + worst[3:] + worst[:3] + best[3:]):
+        assert 200 < len(Reason(*names, 1000, 1000, noted).sentence()) < 400
+    odd = Reason("a\r\nb: c", "http://x", None, 5, 5, (0.0,) * 2 * NUM_ABOUT).sentence()
     assert odd.isprintable()

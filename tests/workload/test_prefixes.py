@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pointsman.errors import InputError
-from pointsman.workload import Workload, build_workload, read_trace, sample_lengths
+from pointsman.workload import Workload, build_workload, sample_lengths
+from pointsman.workload.readers import read_trace
 from pointsman.workload.replay import take
 from pointsman.workload.spec import TraceFile
 

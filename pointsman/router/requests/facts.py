@@ -36,10 +36,10 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     session: str | None = None
     generates: bool = False  # text is asked for
     max_tokens: int = UNKNOWN  # of output
-    is_counted: bool = False  # the prompt is token ids, and its length no estimate
     text: bytes = b""  # of the prompt; empty if no text is asked for
     # Lengths of what other prompts may begin with: the first message, and all before the last answer.
     marks: tuple[int, int] = (0, 0)
+    is_counted: bool = False  # the prompt is token ids, and its length no estimate
 
 
 # Of a body only these fields are read; the rest is checked to be JSON and skipped.
@@ -174,9 +174,9 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
         session,
         wish.generates,
         max_tokens,
-        is_counted,
         text,
         marks,
+        is_counted,
     )
 
 

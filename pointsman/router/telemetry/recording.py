@@ -72,13 +72,13 @@ class Recorder:
         self._num_lost = 0
         self._hasher = PromptHasher()
 
-    def add(self, request: RecordedRequest, prompt_text: bytes) -> None:
-        """`arrived_at` of the router's clock, `session_id` as the client gave it; only hashes are written."""
+    def add(self, request: RecordedRequest, text: bytes) -> None:
+        """`arrived_at` of the router's clock, `session_id` as the client gave it; `text` of the prompt."""
+        request.block_hashes = self._block_hashes(text, request.num_prefill_tokens)
         request.arrived_at = int((request.arrived_at - self._started_at) * 1e6) / 1e6
         request.session_id = self._hash(request.session_id) if request.session_id else None
         request.num_prefill_tokens = request.num_prefill_tokens or 1
         request.num_decode_tokens = request.num_decode_tokens or 1
-        request.block_hashes = self._block_hashes(prompt_text, request.num_prefill_tokens)
         self._lines.append(request)
         if len(self._lines) > _MAX_BUFFERED:
             self.flush()

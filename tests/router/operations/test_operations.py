@@ -332,6 +332,32 @@ def test_a_decision_is_explained_on_request_only() -> None:
     run(scenario)
 
 
+def recorded(arrived_at: float, prompt_tokens: int) -> RecordedRequest:
+    return RecordedRequest(
+        arrived_at, prompt_tokens, 5, None, "completed", "fake", *[None] * 2, 1.0, *[None] * 4
+    )
+
+
+def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> None:
+    """1,500 bytes in common are two full blocks, and a part of one that nobody shares."""
+    recorder = Recorder(new_recording(tmp_path / "traffic.jsonl"))
+    for number, more in enumerate((b"one " * 200, b"other " * 200, b"")):
+        text = b"word " * 300 + more
+        recorder.add(recorded(monotonic() + number, len(text) // 4), text)
+    recorder.add(recorded(monotonic() + 3, 7), b"word " * 300)  # 7 tokens by its server
+    recorder.close()
+    text = (tmp_path / "traffic.jsonl").read_text()
+    assert "word" not in text
+    hashes = [json.loads(line).get("block_hashes", []) for line in text.splitlines()]
+    assert [len(one) for one in hashes] == [4, 5, 2, 0]
+    assert hashes[0][:2] == hashes[1][:2] == hashes[2]
+    assert len({*hashes[0], *hashes[1]}) == 4 + 5 - 2
+    trace = read_trace(TraceFile(path=str(tmp_path / "traffic.jsonl")))
+    assert trace.chain_length.tolist() == [1, 1, 1, 0]
+    assert trace.link_tokens.tolist() == [256] * 3
+    assert len(set(trace.link_key.tolist())) == 1
+
+
 def test_before_and_after_a_switch_can_be_compared() -> None:
     """Latencies and answers are counted by policy, also those of a request under way at the switch."""
 
@@ -449,33 +475,6 @@ def test_estimates_and_their_errors_are_on_metrics_and_in_the_record(tmp_path: P
         recorder.close()
 
     run(scenario)
-
-
-def recorded(arrived_at: float, prompt_tokens: int) -> RecordedRequest:
-    speed = (0.007, 6e-5, 3e-5, 0.02)
-    return RecordedRequest(
-        arrived_at, prompt_tokens, 5, None, "completed", "fake", "http://a", 0.1, 0.2, *speed
-    )
-
-
-def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> None:
-    """1,500 bytes in common are two full blocks, and a part of one that nobody shares."""
-    recorder = Recorder(new_recording(tmp_path / "traffic.jsonl"))
-    for number, more in enumerate((b"one " * 200, b"other " * 200, b"")):
-        text = b"word " * 300 + more
-        recorder.add(recorded(monotonic() + number, len(text) // 4), text)
-    recorder.add(recorded(monotonic() + 3, 7), b"word " * 300)  # 7 tokens by its server
-    recorder.close()
-    text = (tmp_path / "traffic.jsonl").read_text()
-    assert "word" not in text
-    hashes = [json.loads(line).get("block_hashes", []) for line in text.splitlines()]
-    assert [len(one) for one in hashes] == [4, 5, 2, 0]
-    assert hashes[0][:2] == hashes[1][:2] == hashes[2]
-    assert len({*hashes[0], *hashes[1]}) == 4 + 5 - 2
-    trace = read_trace(TraceFile(path=str(tmp_path / "traffic.jsonl")))
-    assert trace.chain_length.tolist() == [1, 1, 1, 0]
-    assert trace.link_tokens.tolist() == [256] * 3
-    assert len(set(trace.link_key.tolist())) == 1
 
 
 def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
