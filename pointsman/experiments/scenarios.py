@@ -222,7 +222,7 @@ _BURSTS = {"kind": "mmpp", "burst_factor": 3.0, "burst_s": 10.0, "calm_s": 30.0}
 _DAYS = {"kind": "diurnal", "period_s": 600.0, "amplitude": 0.5}
 
 # Where the figures are from: docs/prefix-caching.md.
-_CHAT = {"systems": {"count": 20, "tokens": 400, "cv": 0.5}, "turns": 4.6, "think_s": 20.0}
+_CHAT = {"systems": {"count": 20, "tokens": 400, "cv": 0.5}, "turns": 4.6, "think_s": 5.0}
 _ONE_PROMPT = {"systems": {"count": 1, "tokens": 2548}}
 _AGENTS = {
     "systems": {"count": 8, "tokens": 3000, "cv": 0.2},
@@ -308,8 +308,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         (
             "multi-turn",
-            "chats of 4.6 turns on 8 replicas, each with all that was said before, 1.2",
-            _shared(1.2, _CHAT, _lognormal(150, 350), 2 * NUM_REQUESTS, replicas=8),
+            "chats of 4.6 turns on 8 replicas, each with all that was said before, 1.8",
+            _shared(1.8, _CHAT, _lognormal(150, 350), 2 * NUM_REQUESTS, replicas=8),
         ),
         (
             "shared-system-prompt",
