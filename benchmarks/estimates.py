@@ -123,7 +123,7 @@ def serve(
         for k, engine in enumerate(engines):
             if engine.next_event_at > now:
                 continue
-            for i, num_tokens, is_finished in engine.advance(now):
+            for i, num_tokens, is_finished, _ in engine.advance(now):
                 if seen[i] == 0:
                     books.first_token(tickets[i], now)
                     ttft_s[i] = now - requests[i].arrived_at

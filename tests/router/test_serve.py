@@ -133,7 +133,7 @@ def options_for(*backends: str, record: Path | None = None) -> Options:
     return Options(
         backends=backends,
         source=None,
-        policy="fake",
+        policy="least-outstanding",
         shadow=None,
         ports=Ports(port=0, admin_port=0),
         backend_key=None,

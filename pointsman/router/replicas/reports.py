@@ -26,7 +26,7 @@ class ScrapedGauges(NamedTuple):
 
 
 class ScrapedCounters(NamedTuple):
-    """Of a server's prefix cache, since it was started."""
+    """What a server counted of its prefix cache since it was started."""
 
     queries: float
     hits: float

@@ -101,7 +101,7 @@ class Recorder:
         self._file.close()
 
     def _block_hashes(self, text: bytes, prompt_tokens: int) -> list[int]:
-        """Of full blocks that the prompt has tokens for; below 2^53, which every reader of JSON takes."""
+        """One for each full block that the prompt has tokens for; below 2^53, as JSON readers want it."""
         links = self._hasher.of_text(text, 1)
         num_blocks = min(len(text) // BLOCK_BYTES, len(links) // LINK_BYTES, prompt_tokens // BLOCK_TOKENS)
         hashes = []
