@@ -140,7 +140,10 @@ def hardware(
                 "devices": [device.model_dump(mode="json") for device in known.devices.values()],
                 "models": [_model_figures(model) for model in known.models.values()],
                 "kv_capacity": [_kv_figures(model, known) for model in known.models.values()],
-                "measured": [one.model_dump(mode="json") for one in measured_replicas()],
+                "measured": [
+                    {"measured_on": one.measured_on, **one.model_dump(mode="json")}
+                    for one in measured_replicas()
+                ],
             }
         )
         return
@@ -153,7 +156,10 @@ def hardware(
         "",
     )
     console.print(_measured_table(), "")
-    console.print("Step times of all other pairs are computed from the figures above (`cost: roofline`).")
+    console.print(
+        "server: step times of a real server; layers: times of one layer by its shapes, with an assumed\n"
+        "overhead. All other pairs, and other tensor_parallel, are computed (`cost: roofline`)."
+    )
 
 
 def _device_table(known: Catalogue) -> Table:
@@ -201,9 +207,10 @@ def _kv_table(known: Catalogue) -> Table:
 def _measured_table() -> Table:
     from pointsman.simulator.measured import measured_replicas
 
-    table = plain_table("measured", "model", "source")
+    table = plain_table("device", "model", "measured on", "source")
     for one in measured_replicas():
-        table.add_row(one.device, one.model, one.source)
+        parallel = f"/{one.tensor_parallel}" if one.tensor_parallel > 1 else ""
+        table.add_row(one.device, one.model + parallel, one.measured_on, one.source)
     return table
 
 

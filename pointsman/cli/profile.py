@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,15 +69,16 @@ def profile(
         )
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     data = {
-        "replica": {"cost": steps_cost(tables, shape.num_layers)},
-        "measured": {
+        "replica": {
             "model": shape.name,
             "tensor_parallel": tensor_parallel,
+            "cost": layers_cost(tables, shape.name, tensor_parallel),
+        },
+        "measured": {
             "device": name,
             "torch": str(torch.__version__),
             "undetermined": ["time of a server beside its layers", "communication between devices", "clocks"],
         },
-        "tables": tables,
     }
     if out is not None:
         import yaml
@@ -94,33 +96,16 @@ def profile(
         say(f"{shape.name} on {name}: {sum(map(len, tables.values()))} timings, written to {out}")
 
 
-def steps_cost(tables: dict[str, Rows], num_layers: int) -> dict[str, Any]:
-    """A cost of kind `steps`, from the times of one layer and of the LM head."""
-    head = tables["head"]
-    per_sequence = (head[-1]["seconds"] - head[0]["seconds"]) / max(
-        1.0, head[-1]["tokens"] - head[0]["tokens"]
-    )
-    curve = []
-    slowest = 0.0
-    for row in tables["products"]:
-        slowest = max(
-            slowest, num_layers * row["seconds"] + head[0]["seconds"]
-        )  # more tokens never take less time
-        curve.append([int(row["tokens"]), float(f"{slowest:.4g}")])
-    pairs = _slope([(row["tokens"] ** 2 / 2, row["seconds"]) for row in tables["prompt"]])
-    context = _slope([(row["num_seqs"] * row["context"], row["seconds"]) for row in tables["decode"]])
-    others = {
-        "sequence_s": max(0.0, per_sequence),
-        "context_s": num_layers * context,
-        "pair_s": num_layers * pairs,
+def layers_cost(tables: Mapping[str, Rows], model: str, tensor_parallel: int) -> dict[str, Any]:
+    """A cost of kind `layers`: the tables of `profile_layers`, row by row."""
+    keys = {
+        "products": ("tokens",),
+        "head": ("tokens",),
+        "prompt": ("tokens",),
+        "decode": ("num_seqs", "context"),
     }
-    return {"kind": "steps", "step_s": curve} | {
-        name: float(f"{value:.4g}") for name, value in others.items()
+    rows = {
+        name: [[*(int(row[key]) for key in sizes), float(f"{row['seconds']:.4g}")] for row in tables[name]]
+        for name, sizes in keys.items()
     }
-
-
-def _slope(points: list[tuple[float, float]]) -> float:
-    """The slope of the line through the origin that fits best relative to each value; 0 without points."""
-    weighted = [(x / seconds, 1.0) for x, seconds in points if seconds > 0]
-    squares = sum(x * x for x, _ in weighted)
-    return sum(x for x, _ in weighted) / squares if squares > 0 else 0.0
+    return {"kind": "layers", "model": model, "tensor_parallel": tensor_parallel, **rows}

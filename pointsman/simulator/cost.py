@@ -1,10 +1,12 @@
-"""How long one pipeline stage takes for a batch: four cost models, one compiled function.
+"""How long one pipeline stage takes for a batch: five cost models, one compiled function.
 
 - `linear`    a + b*P + c*D + d*S + e*Q, the closed form of Vidur's golden runs;
 - `roofline`  from the model's shape and the device's peak: whichever of memory and arithmetic is slower;
 - `profile`   measured tables, operator by operator (`profile_tables.py`);
-- `steps`     measured on a server, step by step (`steps.py`), and `auto`: that where the package has it
-              (`measured.py`), else `roofline`.
+- `layers`    measured tables of one layer, by shapes (`layers.py`);
+- `steps`     measured on a server, step by step (`steps.py`).
+
+`auto` is what was measured where the package has it (`measured.py`), else `roofline`.
 
 Whatever the model, it becomes `CostTables`, and the simulator calls `stage_time`. A batch is described by
 
@@ -31,6 +33,7 @@ from pydantic import BeforeValidator, Field
 
 from pointsman.errors import InputError
 from pointsman.simulator.hardware import DTYPE_BYTES, Deployment
+from pointsman.simulator.layers import CHUNK_CELL_TOKENS, CONTEXT_CELL_TOKENS, LayersCost
 from pointsman.simulator.measured import find_measured
 from pointsman.simulator.profile import CHUNK_STEP_TOKENS, KV_STEP_TOKENS, ProfileCost
 from pointsman.simulator.steps import PowerLimit, StepsCost, curve_table
@@ -91,7 +94,7 @@ class AutoCost(Spec):
 
 DEFAULT_ROOFLINE = RooflineCost(kind="roofline")
 
-AnyCost = AutoCost | LinearCost | RooflineCost | ProfileCost | StepsCost
+AnyCost = AutoCost | LinearCost | RooflineCost | ProfileCost | LayersCost | StepsCost
 CostSpec = Annotated[AnyCost, BeforeValidator(one_of("cluster.cost", get_args(AnyCost)))]
 
 
@@ -99,10 +102,10 @@ CostSpec = Annotated[AnyCost, BeforeValidator(one_of("cluster.cost", get_args(An
 class CostTables:
     """A cost model as flat arrays; times in seconds for one pipeline stage.
 
-    kind          LINEAR, TABLE (roofline, steps) or PROFILE
+    kind          LINEAR, TABLE (roofline, steps) or PROFILE (profile, layers)
     coefficients  [6] a, b, c, d, e, and the factor on prefill attention with several chunks (PROFILE)
     token_s       [tokens + 1] by T: weights, products, communication, fixed overhead
-    sequence_s    [sequences + 1] by sequences in the batch: LM head (TABLE) or CPU overhead (PROFILE)
+    sequence_s    [sequences + 1] by sequences in the batch: LM head or CPU overhead
     decode_s      [decodes + 1, contexts] by D and S / D / grid[0] (PROFILE)
     prefill_s     [contexts, chunks] by K / grid[1] and sqrt(C2) / grid[2] (PROFILE)
     grid          [3] tokens a cell
@@ -153,7 +156,9 @@ def cost_tables(spec: AnyCost, deployment: Deployment | None) -> CostTables:
         return _profile_tables(spec, deployment)
     if isinstance(spec, AutoCost):
         measured = find_measured(deployment)
-        return _steps_tables(measured.cost) if measured else _roofline_tables(DEFAULT_ROOFLINE, deployment)
+        return cost_tables(measured.cost if measured else DEFAULT_ROOFLINE, deployment)
+    if isinstance(spec, LayersCost):
+        return _layers_tables(spec, deployment)
     return _roofline_tables(spec, deployment)
 
 
@@ -180,6 +185,22 @@ def _profile_tables(spec: ProfileCost, deployment: Deployment) -> CostTables:
         decode_s=profile.decode_s(),
         prefill_s=profile.prefill_s(),
         grid=np.array([KV_STEP_TOKENS, KV_STEP_TOKENS, CHUNK_STEP_TOKENS], np.int64),
+    )
+
+
+def _layers_tables(spec: LayersCost, deployment: Deployment) -> CostTables:
+    spec.check(deployment)
+    num_layers, products_s = deployment.num_stage_layers, spec.products_s()
+    tokens = np.arange(products_s.size, dtype=np.float64)
+    layer_s = products_s + 2 * _all_reduce_s(deployment, tokens)
+    return CostTables(
+        kind=PROFILE,
+        coefficients=np.array([0.0, 0.0, 0.0, 0.0, 0.0, 1.0]),
+        token_s=spec.overhead_s + num_layers * layer_s + _send_s(deployment, tokens),
+        sequence_s=spec.head_s(),
+        decode_s=num_layers * spec.decode_s(),
+        prefill_s=num_layers * spec.prefill_s(),
+        grid=np.array([CONTEXT_CELL_TOKENS, CONTEXT_CELL_TOKENS, CHUNK_CELL_TOKENS], np.int64),
     )
 
 

@@ -1,4 +1,4 @@
-"""Replicas that were measured: which pairs of device and model the package has step times of.
+"""Replicas that were measured: which pairs of device and model the package has times of.
 
 One YAML file each in `replicas/`, with where its figures come from. `cost: auto`, the default, uses them.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from pointsman.simulator.hardware import Deployment, Dtype
+from pointsman.simulator.layers import LayersCost
 from pointsman.simulator.steps import StepsCost
-from pointsman.spec import Spec, parse_spec
+from pointsman.spec import Spec, one_of, parse_spec
 
 
 class ServerTimes(Spec):
@@ -32,8 +33,12 @@ class MeasuredReplica(Spec):
     tensor_parallel: int = Field(default=1, ge=1)
     dtype: Dtype = "fp16"
     source: str = Field(description="who measured what, when, with which versions")
-    cost: StepsCost
+    cost: Annotated[StepsCost | LayersCost, BeforeValidator(one_of("cost", (StepsCost, LayersCost)))]
     server: ServerTimes = ServerTimes()
+
+    @property
+    def measured_on(self) -> Literal["server", "layers"]:
+        return "server" if isinstance(self.cost, StepsCost) else "layers"
 
     def describes(self, deployment: Deployment) -> bool:
         return (

@@ -56,6 +56,17 @@ def test_hardware(cli: Cli) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_hardware_says_what_was_measured(cli: Cli) -> None:
+    listed = {
+        (one["model"], one["tensor_parallel"]): one for one in cli("hardware", "--json").json["measured"]
+    }
+    assert listed["Llama-3-8B", 1]["measured_on"] == "server"
+    assert listed["Llama-3-70B", 4]["measured_on"] == "layers"
+    text = " ".join(cli("hardware").out.split())
+    assert "H200 Llama-3-70B/4 layers" in text and "H200 Llama-3-8B server" in text
+    assert "All other pairs, and other tensor_parallel, are computed" in text
+
+
 def test_own_hardware(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     figures = "{fp16_tflops: 50, memory_gb: 8, usable_memory_gib: 7.5, bandwidth_gb_s: 100}"

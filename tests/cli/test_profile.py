@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from pointsman.cli.profile import steps_cost
+from pointsman.errors import InputError
 from pointsman.simulator.plan import plan_replicas
 from tests.cli.conftest import Cli
 from tests.simulator.factories import make_cluster
@@ -30,28 +31,23 @@ def test_profile(cli: Cli, tmp_path: Path, model: str, tensor_parallel: int) -> 
     options = ("--device", "cpu", "--catalogue", tmp_path / "models.yaml", "--out", out, *limits)
     cli("profile", "--model", model, "--tensor-parallel", tensor_parallel, *options)
     data = yaml.safe_load(out.read_text())
-    assert {name: len(rows) for name, rows in data["tables"].items()} == {
-        "products": 7,
-        "head": 2,
-        "prompt": 1,
-        "decode": 2,
-    }
-    scheduler = {"kind": "vllm-v1", "num_blocks": 100}
-    plan = plan_replicas(make_cluster(replicas=[{"description": str(out), "scheduler": scheduler}]))[0]
-    assert 0 < plan.costs.stage_s(1) <= plan.costs.stage_s(256)
+    cost = data["replica"]["cost"]
+    sizes = {"products": 7, "head": 2, "prompt": 1, "decode": 2}
+    assert {name: len(cost[name]) for name in sizes} == sizes
 
+    def planned(**group: Any) -> Any:
+        scheduler = {"kind": "vllm-v1", "num_blocks": 100}
+        group = {"description": str(out), "scheduler": scheduler, **group}
+        catalogue = tmp_path / "models.yaml"
+        return plan_replicas(make_cluster(replicas=[group], catalogue=str(catalogue)))[0]
 
-def test_cost_of_known_times() -> None:
-    """3 layers of 2 ms and 10 µs a token; a head of 1 ms and 20 µs a sequence; attention in proportion."""
-    tables = {
-        "products": [{"tokens": t, "seconds": 2e-3 + 1e-5 * t} for t in (1, 100)],
-        "head": [{"tokens": t, "seconds": 1e-3 + 2e-5 * t} for t in (1, 50)],
-        "prompt": [{"tokens": t, "seconds": 1e-9 * t * t / 2} for t in (256, 1024)],
-        "decode": [{"num_seqs": n, "context": 100, "seconds": 1e-8 * n * 100} for n in (1, 8)],
-    }
-    cost = steps_cost(tables, 3)
-    assert cost["step_s"][0][1] == pytest.approx(3 * 2.01e-3 + 1.02e-3)
-    assert cost["step_s"][1][1] == pytest.approx(3 * 3e-3 + 1.02e-3)
-    assert cost["sequence_s"] == pytest.approx(2e-5)
-    assert cost["pair_s"] == pytest.approx(3e-9)
-    assert cost["context_s"] == pytest.approx(3e-8)
+    two_layers_s = 2 * (cost["products"][0][1] + cost["decode"][0][2])
+    step_s = planned().costs.stage_s(num_decodes=1, context_tokens=256, num_seqs=1)
+    # Two collectives a layer, of the latency of an A100's links.
+    collectives_s = 0.0 if tensor_parallel == 1 else 4 * 15e-6
+    assert step_s == pytest.approx(two_layers_s + cost["head"][0][1] + collectives_s, rel=1e-3)
+    other = 2 if tensor_parallel == 1 else 1
+    with pytest.raises(
+        InputError, match=f"tensor_parallel = {other}.* timed with tensor_parallel {tensor_parallel}"
+    ):
+        planned(tensor_parallel=other)

@@ -186,16 +186,36 @@ class Twin:
         return self.lowest(able, self.run.signal("outstanding")) if able else set()
 
     def late_binding(self, able: list[int], request: int) -> set[int]:
+        able = self.worth_sending(able, request)
+        return self.least_delay(able, request) if able else set()
+
+    def gathering(self, able: list[int], request: int) -> set[int]:
+        """Like late-binding, where prompts sent lately keep streams away, and waiting ones do no more harm."""
+        able = self.worth_sending(able, request)
+        signal = self.run.signal
+        prompt = self.run.requests["num_prefill"][request]
+        output = self.expected_output(prompt)
+        others, prefill_s = signal("outstanding"), signal("prefill_s_per_token")
+        wait_s = 30 * (signal("pending_prefill_tokens") + prompt) * prefill_s
+        harm_s = 1.5 * others * prompt * prefill_s
+        stretch = 1 + 8 * self.slowdown() * self.any_signal("prefill_share") * output / 200
+        own_s = output * (signal("step_floor_s") + others * signal("decode_s_per_token")) * stretch
+        return self.lowest(able, (wait_s + harm_s + own_s) * self.slowdown()) if able else set()
+
+    def worth_sending(self, able: list[int], request: int) -> list[int]:
+        """None while the request had better be held."""
         has_memory, has_room, is_ample = self.room(request)
         is_crowded = self.run.sim.router.queue_size > 2 * len(self.run.replicas)
         if not (has_room[able].any() or (is_crowded and is_ample[able].any())):
-            return set()
-        able = [k for k in able if has_memory[k]]
-        return self.least_delay(able, request) if able else set()
+            return []
+        return [k for k in able if has_memory[k]]
 
     def linear_score(self, able: list[int], request: int) -> set[int]:
         score = sum(weight * self.any_signal(name) for name, weight in self.policy.weights.items())
         return self.lowest(able, np.asarray(score))
+
+    def prefill_share(self, now: float) -> np.ndarray:
+        return self.run.signal("prefill_load") * np.exp((self.run.accounts["prefill_at"] - now) / 10)
 
     def any_signal(self, name: str) -> np.ndarray:
         """Derived rows are only there for policies that ask: here from their definition."""
@@ -210,6 +230,7 @@ class Twin:
             "kv_use": lambda: (
                 (signal("context_tokens") + signal("pending_prefill_tokens")) / signal("kv_capacity_tokens")
             ),
+            "prefill_share": lambda: self.prefill_share(now),
             "remaining_tokens": lambda: np.maximum(0, signal("expected_tokens") - signal("generated_tokens")),
             "prefill_backlog_s": lambda: signal("pending_prefill_tokens") * signal("prefill_s_per_token"),
             "work_s": lambda: (

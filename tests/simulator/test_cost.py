@@ -235,7 +235,7 @@ def test_hardware_costs_need_a_deployment() -> None:
         ({"kind": "profile", "mlp": "mlp.csv"}, r"cost\.attention = .*required"),
         (
             {"kind": "magic"},
-            r"cost\.kind = 'magic': unknown kind; kinds: auto, linear, roofline, profile, steps",
+            r"cost\.kind = 'magic': unknown kind; kinds: auto, linear, roofline, profile, layers, steps",
         ),
     ],
 )
