@@ -36,6 +36,7 @@ from pointsman.errors import PointsmanWarning
 from pointsman.evaluation.problem import make_env
 from pointsman.spec import apply_override, parse_spec
 from pointsman.training import runs
+from pointsman.training.stopping import StopSwitch
 from pointsman.training.config import TrainConfig
 from pointsman.training.exploration import Exploration
 from pointsman.training.ppo import DivergedError, RatioError
@@ -276,7 +277,7 @@ def train(fault: Fault, seed: int, folder: Path) -> None:
         with suppress(
             DivergedError, RatioError, SafetyError
         ):  # the trainer refused; the run directory says why
-            runs.start(config, folder, Quiet(), lambda: False, f"broken_runs.py: {fault.what}")
+            runs.start(config, folder, Quiet(), StopSwitch(), f"broken_runs.py: {fault.what}")
 
 
 class Outcome(NamedTuple):

@@ -179,8 +179,9 @@ def _evaluation(row: Any) -> str:
 def train(preset: str, overrides: list[str], folder: Path) -> Any:
     from pointsman.training import runs
     from pointsman.training.config import load_train_config
+    from pointsman.training.stopping import StopSwitch
 
-    return runs.start(load_train_config(preset, overrides), folder, Quiet(), lambda: False)
+    return runs.start(load_train_config(preset, overrides), folder, Quiet(), StopSwitch())
 
 
 def _train_and_judge(options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pointsman.envs.entity import EntityEnv, Observation
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
-from pointsman.inference.space import EntitySpace, Feature
+from pointsman.inference.space import LEAD, EntitySpace, Feature
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 from pointsman.routing.policy import PolicySpec
 from pointsman.simulator.privileged import PRIVILEGED_FEATURES
@@ -69,7 +69,7 @@ class Audited:
             found.append("dead")
         elif max(self.at_low, self.at_high) >= STUCK_SHARE:
             found.append("saturated")
-        if max(abs(self.low), abs(self.high)) > HIGHEST:
+        if max(abs(self.low), abs(self.high)) > HIGHEST and self.feature.name != LEAD:  # that is in rewards
             found.append("out of range")
         return tuple(found)
 

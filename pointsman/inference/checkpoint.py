@@ -76,10 +76,11 @@ class Checkpoint:
 
     def widened(self, space: EntitySpace) -> Checkpoint:
         """The same policy for a space with more features, to learn on. It makes nothing of the new ones."""
-        if not self.lacks(space):
+        parts = ("entity_features", "context_features", "privileged_features")
+        num_features, num_context, num_privileged = (len(getattr(self.space, part)) for part in parts)
+        more = [len(getattr(space, part)) - len(getattr(self.space, part)) for part in parts]
+        if not any(more):
             return self
-        num_features, num_context = len(self.space.entity_features), len(self.space.context_features)
-        more = len(space.entity_features) - num_features, len(space.context_features) - num_context
         arrays = dict(self.arrays)
         for name, array in self.arrays.items():
             if name.endswith("layers.0.weight"):
@@ -87,8 +88,11 @@ class Checkpoint:
                     _padded(array, num_features + num_context, more[1]), num_features, more[0]
                 )
             elif name.endswith("summary.weight"):
-                arrays[name] = _padded(array, 2 * self.network.width + num_context, more[1])
-            for scale, count in zip(("entity_scale", "context_scale"), more, strict=True):
+                num_pooled = 2 * self.network.width + num_context
+                if array.shape[1] == num_pooled + num_privileged:  # the critic's
+                    array = _padded(array, num_pooled + num_privileged, more[2])
+                arrays[name] = _padded(array, num_pooled, more[1])
+            for scale, count in zip(("entity_scale", "context_scale", "privileged_scale"), more, strict=True):
                 if name.startswith(scale) and array.ndim == 1:
                     usual = 1.0 if name.endswith(("factor", "square")) else 0.0
                     arrays[name] = np.append(array, np.full(count, usual, array.dtype))

@@ -93,7 +93,7 @@ PREFILL_SHARE = _replica(
     "prefill_share", "share", "prefill", "of the last ten seconds that prompts sent there took"
 )
 PREFILL_SHARE_OF_MEAN = _replica(
-    "prefill_share_of_mean", "of the mean, minus 1", "prefill", "the same against the other replicas"
+    "prefill_of_mean", "of the mean, minus 1", "prefill", "the same against the other replicas"
 )
 HARM = _replica("harm", "log2(1 + s/20)", "prefill", "what this prompt costs those already there, together")
 GATHER_RATIO = _replica("gather_ratio", "log2 of the best's", "hint", "waiting added by `gathering`")

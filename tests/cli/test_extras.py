@@ -44,6 +44,8 @@ CALLS: dict[str, list[tuple[str | None, tuple[str, ...]]]] = {
     "explain": [(None, ("default", "--decisions", "64"))],
     "audit-features": [(None, ("--env", "jobs", "--decisions", "500"))],
     "capacity": [(None, SMALL)],
+    "config": [(None, ("cluster.replicas",))],
+    "plan": [(None, ("--seeds", "1", "--policies", "least-outstanding", *SMALL))],
     "serve": [("serve", ("--backend", NOWHERE))],
     "epp": [("epp", ("--backend", NOWHERE))],
     "emulate": [("serve", ("--port", "0"))],

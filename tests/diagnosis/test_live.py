@@ -10,6 +10,7 @@ from training.fakes import fake_config
 from training.test_runs import Silent
 
 from pointsman.training import runs
+from pointsman.training.stopping import StopSwitch
 from pointsman.training.safety import Alert, SafetyError
 
 STEPS = 16 * 32
@@ -31,20 +32,20 @@ def config(steps: int, **ppo: Any) -> Any:
 
 def test_a_run_that_goes_wrong_says_so_once(tmp_path: Path) -> None:
     listener = Listener()
-    runs.start(config(20), tmp_path / "run", listener, lambda: False)
+    runs.start(config(20), tmp_path / "run", listener, StopSwitch())
     brakes = [one for one in listener.heard if one.name == "kl-brake-always-on"]
     assert len(brakes) == 1
     assert 8 <= brakes[0].update < 20
     lines = (tmp_path / "run" / "news.txt").read_text().splitlines()
     assert sum("KL brake always on" in line for line in lines) == 1
     again = Listener()
-    runs.resume(tmp_path / "run", again, lambda: False, steps=STEPS * 24)
+    runs.resume(tmp_path / "run", again, StopSwitch(), steps=STEPS * 24)
     assert "kl-brake-always-on" not in {one.name for one in again.heard}
 
 
 def test_a_healthy_run_is_quiet(tmp_path: Path) -> None:
     listener = Listener()
-    runs.start(config(20, learning_rate=0.003, target_kl=0.1), tmp_path / "run", listener, lambda: False)
+    runs.start(config(20, learning_rate=0.003, target_kl=0.1), tmp_path / "run", listener, StopSwitch())
     assert listener.heard == []
 
 
@@ -62,7 +63,7 @@ def test_a_run_that_the_trainer_stops_is_diagnosed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(FakeEnv, "step", complaining)
     listener = Listener()
     with pytest.raises(SafetyError):
-        runs.start(config(20), tmp_path / "run", listener, lambda: False)
+        runs.start(config(20), tmp_path / "run", listener, StopSwitch())
     assert [one.name for one in listener.heard] == ["mask-bug"]
     diagnosis = diagnose(read_run(tmp_path / "run"))
     (cause,) = diagnosis.findings

@@ -12,6 +12,7 @@ from pointsman.config import Config
 from pointsman.errors import PointsmanWarning
 from pointsman.evaluation import compare as module
 from pointsman.evaluation.compare import (
+    NEED_PREFIXES,
     Comparison,
     LatencyHistogram,
     choose_policies,
@@ -87,7 +88,8 @@ def test_geometric_means(comparison: Comparison) -> None:
 def test_default_policies_need_nothing() -> None:
     plain = prepare(configs()[0])
     names = [spec.label for spec in choose_policies(None, "least-outstanding", plain)]
-    heuristics = [name for name in HEURISTICS if name not in ("linear-score", "session-affinity")]
+    left_out = {"linear-score", "session-affinity", *NEED_PREFIXES}
+    heuristics = [name for name in HEURISTICS if name not in left_out]
     assert names == [*heuristics, "default"], "the policy of this package is one of them"
     with_sessions = prepare(configs("workload.sessions=5")[0])
     kinds = [spec.kind for spec in choose_policies(None, "least-outstanding", with_sessions)]
