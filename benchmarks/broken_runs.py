@@ -36,11 +36,11 @@ from pointsman.errors import PointsmanWarning
 from pointsman.evaluation.problem import make_env
 from pointsman.spec import apply_override, parse_spec
 from pointsman.training import runs
-from pointsman.training.stopping import StopSwitch
 from pointsman.training.config import TrainConfig
 from pointsman.training.exploration import Exploration
 from pointsman.training.ppo import DivergedError, RatioError
 from pointsman.training.safety import SafetyError
+from pointsman.training.stopping import StopSwitch
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "diagnosis.md"
 TUNING_SEEDS, TUNING_HEALTHY = (0, 1, 10, 11), (range(2), range(1))

@@ -21,8 +21,8 @@ env: {kind: routing, scenarios: [steady-chat], max_replicas: 4, decisions: 40, w
       evaluation: {seeds: 1}}
 network: {kind: attention, width: 8, depth: 1, heads: 2}
 ppo: {minibatch_size: 64}
-run: {seed: 1, steps: 1280, num_envs: 8, rollout_steps: 16, settle_steps: 8, headroom_steps: 8, evaluate_every: 5,
-      average_updates: 2}
+run: {seed: 1, steps: 1280, num_envs: 8, rollout_steps: 16, settle_steps: 8, headroom_steps: 8,
+      evaluate_every: 5, average_updates: 2}
 """
 FAKE = """\
 env: {kind: training.fakes}

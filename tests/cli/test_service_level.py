@@ -36,7 +36,8 @@ env:
 network: {kind: pooled, width: 8}
 ppo: {num_epochs: 6, minibatch_size: 128, learning_rate: 1.0e-2}
 exploration: {entropy_coef: 0.0, temperature: 0.5}
-run: {seed: 1, steps: 20480, num_envs: 16, rollout_steps: 32, settle_steps: 16, headroom_steps: 4, evaluate_every: 100}
+run: {seed: 1, steps: 20480, num_envs: 16, rollout_steps: 32, settle_steps: 16, headroom_steps: 4,
+      evaluate_every: 100}
 """
 
 

@@ -10,8 +10,8 @@ from training.fakes import fake_config
 from training.test_runs import Silent
 
 from pointsman.training import runs
-from pointsman.training.stopping import StopSwitch
 from pointsman.training.safety import Alert, SafetyError
+from pointsman.training.stopping import StopSwitch
 
 STEPS = 16 * 32
 

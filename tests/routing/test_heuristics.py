@@ -190,7 +190,7 @@ class Twin:
         return self.least_delay(able, request) if able else set()
 
     def gathering(self, able: list[int], request: int) -> set[int]:
-        """Like late-binding, where prompts sent lately keep streams away, and waiting ones do no more harm."""
+        """Like late-binding, where prompts sent lately keep streams away; waiting ones do no more harm."""
         able = self.worth_sending(able, request)
         signal = self.run.signal
         prompt = self.run.requests["num_prefill"][request]
