@@ -12,6 +12,7 @@ from pointsman.cli.console import print_json, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson
 from pointsman.cli.serve import server_source
+from pointsman.cli.serving_options import BackendCa, BackendUrls, KubernetesService
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,29 +25,21 @@ _LOOKS = {"ok": "[green]ok[/green]", "warning": "[yellow]look[/yellow]", "proble
 
 
 def doctor(
-    backend: Annotated[
-        list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
-    ] = None,
+    backend: BackendUrls = None,
     backends: Annotated[
         Path | None, typer.Option("--backends", metavar="FILE.yaml", help="Servers in a file.")
     ] = None,
     dns: Annotated[
         str | None, typer.Option("--dns", metavar="URL", help="All addresses of the host are servers.")
     ] = None,
-    kubernetes: Annotated[
-        str | None,
-        typer.Option("--kubernetes", metavar="[NAMESPACE/]SERVICE[:PORT]", help="Its ready endpoints."),
-    ] = None,
+    kubernetes: KubernetesService = None,
     router: Annotated[
         str | None, typer.Option("--router", metavar="URL", help="A router that runs already.")
     ] = None,
     policy: Annotated[
         str, typer.Option("--policy", metavar="POLICY", help="What `serve` is to get.")
     ] = "default",
-    backend_ca: Annotated[
-        Path | None,
-        typer.Option("--backend-ca", metavar="FILE", help="Who signs certificates of https:// servers."),
-    ] = None,
+    backend_ca: BackendCa = None,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For each answer.")
     ] = 5.0,

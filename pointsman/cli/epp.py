@@ -11,35 +11,37 @@ import typer
 from pointsman.cli.console import compilation_announced, say
 from pointsman.cli.options import check_port
 from pointsman.cli.serve import server_source, serving_settings, store_address
+from pointsman.cli.serving_options import (
+    AdminHost,
+    AdminPort,
+    BackendsFile,
+    BackendUrls,
+    DnsName,
+    Host,
+    KubernetesService,
+    Quietly,
+    RecordFile,
+    ServedPolicy,
+    Shadow,
+    ShareCa,
+    TlsKey,
+)
 from pointsman.errors import InputError
 
 
 def epp(
-    backend: Annotated[
-        list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
-    ] = None,
-    policy: Annotated[
-        str, typer.Option("--policy", metavar="POLICY", help="A heuristic, `default`, or a path.")
-    ] = "default",
-    backends: Annotated[
-        Path | None,
-        typer.Option("--backends", metavar="FILE.yaml", help="Servers in a file, read again as it changes."),
-    ] = None,
-    dns: Annotated[
-        str | None,
-        typer.Option("--dns", metavar="URL", help="All addresses of the host are servers; resolved again."),
-    ] = None,
-    kubernetes: Annotated[
-        str | None,
-        typer.Option("--kubernetes", metavar="[NAMESPACE/]SERVICE[:PORT]", help="Its ready endpoints."),
-    ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    backend: BackendUrls = None,
+    policy: ServedPolicy = "default",
+    backends: BackendsFile = None,
+    dns: DnsName = None,
+    kubernetes: KubernetesService = None,
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Of gRPC; 0 = any free one.")] = 9002,
     metrics_port: Annotated[
         int, typer.Option("--metrics-port", help="Of /metrics and /health; 0 = any free one.")
     ] = 9090,
-    admin_host: Annotated[str, typer.Option("--admin-host", help="Of the admin API.")] = "127.0.0.1",
-    admin_port: Annotated[int, typer.Option("--admin-port", help="0 = any free one.")] = 8081,
+    admin_host: AdminHost = "127.0.0.1",
+    admin_port: AdminPort = 8081,
     admin_keys: Annotated[
         Path | None,
         typer.Option("--admin-keys", metavar="FILE", help="Keys of the admin API; or $POINTSMAN_ADMIN_KEYS."),
@@ -48,20 +50,9 @@ def epp(
         Path | None,
         typer.Option("--tls-cert", metavar="FILE", help="Speak gRPC over TLS with this certificate (PEM)."),
     ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option("--tls-key", metavar="FILE", help="Its key, unless it is in the same file."),
-    ] = None,
-    shadow: Annotated[
-        str | None,
-        typer.Option("--shadow", metavar="POLICY", help="Count what this policy would have done."),
-    ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            "--record", metavar="FILE.jsonl", help="Write anonymised traffic, to simulate and train with."
-        ),
-    ] = None,
+    tls_key: TlsKey = None,
+    shadow: Shadow = None,
+    record: RecordFile = None,
     share: Annotated[
         str | None,
         typer.Option(
@@ -72,15 +63,12 @@ def epp(
             help="Share the books with all pickers and routers of this name; or $POINTSMAN_SHARE.",
         ),
     ] = None,
-    share_ca: Annotated[
-        Path | None,
-        typer.Option("--share-ca", metavar="FILE", help="Who signs the certificate of a rediss:// store."),
-    ] = None,
+    share_ca: ShareCa = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see `pointsman serve --settings`."),
     ] = None,
-    is_quiet: Annotated[bool, typer.Option("--quiet", help="No log line a request, only events.")] = False,
+    is_quiet: Quietly = False,
 ) -> None:
     """Pick servers for Envoy or a gateway of the Gateway API Inference Extension, which carry the bytes.
 

@@ -11,6 +11,22 @@ import typer
 
 from pointsman.cli.console import compilation_announced, say
 from pointsman.cli.options import check_port
+from pointsman.cli.serving_options import (
+    AdminHost,
+    AdminPort,
+    BackendCa,
+    BackendsFile,
+    BackendUrls,
+    DnsName,
+    Host,
+    KubernetesService,
+    Quietly,
+    RecordFile,
+    ServedPolicy,
+    Shadow,
+    ShareCa,
+    TlsKey,
+)
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,28 +37,15 @@ if TYPE_CHECKING:
 
 def serve(
     context: typer.Context,
-    backend: Annotated[
-        list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
-    ] = None,
-    policy: Annotated[
-        str, typer.Option("--policy", metavar="POLICY", help="A heuristic, `default`, or a path.")
-    ] = "default",
-    backends: Annotated[
-        Path | None,
-        typer.Option("--backends", metavar="FILE.yaml", help="Servers in a file, read again as it changes."),
-    ] = None,
-    dns: Annotated[
-        str | None,
-        typer.Option("--dns", metavar="URL", help="All addresses of the host are servers; resolved again."),
-    ] = None,
-    kubernetes: Annotated[
-        str | None,
-        typer.Option("--kubernetes", metavar="[NAMESPACE/]SERVICE[:PORT]", help="Its ready endpoints."),
-    ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    backend: BackendUrls = None,
+    policy: ServedPolicy = "default",
+    backends: BackendsFile = None,
+    dns: DnsName = None,
+    kubernetes: KubernetesService = None,
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="0 = any free one.")] = 8080,
-    admin_host: Annotated[str, typer.Option("--admin-host", help="Of the admin API.")] = "127.0.0.1",
-    admin_port: Annotated[int, typer.Option("--admin-port", help="0 = any free one.")] = 8081,
+    admin_host: AdminHost = "127.0.0.1",
+    admin_port: AdminPort = 8081,
     api_keys: Annotated[
         Path | None,
         typer.Option(
@@ -59,24 +62,10 @@ def serve(
         Path | None,
         typer.Option("--tls-cert", metavar="FILE", help="Speak HTTPS with this certificate chain (PEM)."),
     ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option("--tls-key", metavar="FILE", help="Its key, unless it is in the same file."),
-    ] = None,
-    backend_ca: Annotated[
-        Path | None,
-        typer.Option("--backend-ca", metavar="FILE", help="Who signs certificates of https:// servers."),
-    ] = None,
-    shadow: Annotated[
-        str | None,
-        typer.Option("--shadow", metavar="POLICY", help="Count what this policy would have done."),
-    ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            "--record", metavar="FILE.jsonl", help="Write anonymised traffic, to simulate and train with."
-        ),
-    ] = None,
+    tls_key: TlsKey = None,
+    backend_ca: BackendCa = None,
+    shadow: Shadow = None,
+    record: RecordFile = None,
     workers: Annotated[
         int, typer.Option("--workers", min=1, max=64, help="Processes that share the port and the books.")
     ] = 1,
@@ -90,10 +79,7 @@ def serve(
             help="Share the books with all routers of this name; or $POINTSMAN_SHARE.",
         ),
     ] = None,
-    share_ca: Annotated[
-        Path | None,
-        typer.Option("--share-ca", metavar="FILE", help="Who signs the certificate of a rediss:// store."),
-    ] = None,
+    share_ca: ShareCa = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,7 +89,7 @@ def serve(
     settings: Annotated[
         bool, typer.Option("--settings", help="Print all settings with their defaults, and exit.")
     ] = False,
-    is_quiet: Annotated[bool, typer.Option("--quiet", help="No log line a request, only events.")] = False,
+    is_quiet: Quietly = False,
 ) -> None:
     """Route OpenAI requests to several servers (vLLM or alike) by a policy.
 

@@ -1,0 +1,53 @@
+"""Options that the commands in front of servers share: `serve`, `epp` and `doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+BackendUrls = Annotated[
+    list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
+]
+ServedPolicy = Annotated[
+    str, typer.Option("--policy", metavar="POLICY", help="A heuristic, `default`, or a path.")
+]
+BackendsFile = Annotated[
+    Path | None,
+    typer.Option("--backends", metavar="FILE.yaml", help="Servers in a file, read again as it changes."),
+]
+DnsName = Annotated[
+    str | None,
+    typer.Option("--dns", metavar="URL", help="All addresses of the host are servers; resolved again."),
+]
+KubernetesService = Annotated[
+    str | None,
+    typer.Option("--kubernetes", metavar="[NAMESPACE/]SERVICE[:PORT]", help="Its ready endpoints."),
+]
+Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+AdminHost = Annotated[str, typer.Option("--admin-host", help="Of the admin API.")]
+AdminPort = Annotated[int, typer.Option("--admin-port", help="0 = any free one.")]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option("--tls-key", metavar="FILE", help="Its key, unless it is in the same file."),
+]
+Shadow = Annotated[
+    str | None,
+    typer.Option("--shadow", metavar="POLICY", help="Count what this policy would have done."),
+]
+RecordFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--record", metavar="FILE.jsonl", help="Write anonymised traffic, to simulate and train with."
+    ),
+]
+ShareCa = Annotated[
+    Path | None,
+    typer.Option("--share-ca", metavar="FILE", help="Who signs the certificate of a rediss:// store."),
+]
+Quietly = Annotated[bool, typer.Option("--quiet", help="No log line a request, only events.")]
+BackendCa = Annotated[
+    Path | None,
+    typer.Option("--backend-ca", metavar="FILE", help="Who signs certificates of https:// servers."),
+]
