@@ -101,8 +101,9 @@ class Books:
         self._router.output_estimate = address_of(self._estimates)
         self._router.prefixes = 0 if self._prefixes is None else self._prefixes.address
         self._link_table = np.zeros(MAX_LINKS, LINK)
-        self._links_at = address_of(self._link_table)
+        self.links_at = address_of(self._link_table)
         self._link_bytes = self._link_table.view(np.uint8).data
+        self.shown_links = b""  # what the table begins with
         self._tickets = np.zeros(0, TICKET).view(np.recarray)
         self._states: list[int] = []
         # Slot, tokens to compute and time of those that were sent to a replica where nobody waited.
@@ -197,20 +198,26 @@ class Books:
         self._now = now
         self._states[ticket] = OPEN
         self._links[ticket] = links
-        self._link_bytes[: len(links)] = links
+        if links is not self.shown_links:
+            self.show_links(links)
         record_sent = self._record_sent
         to_compute = record_sent(
             self.address,
             self._rows[slot],
             ticket,
             prompt_tokens,
-            self._links_at,
+            self.links_at,
             len(links) // LINK_BYTES,
             streams,
             now,
         )
         self._firsts[ticket] = (slot, to_compute, now) if to_compute >= 0 else None
         return ticket
+
+    def show_links(self, links: bytes) -> None:
+        """Put them where compiled code reads those of the request at hand."""
+        self._link_bytes[: len(links)] = links
+        self.shown_links = links
 
     def first_token(self, ticket: int, now: float) -> None:
         if self._states[ticket] != OPEN:
@@ -250,7 +257,8 @@ class Books:
         num_output = NOBODY if output_tokens is None else output_tokens
         num_cached = NOBODY if cached_tokens is None else cached_tokens
         links = self._links[ticket]
-        self._link_bytes[: len(links)] = links
+        if links is not self.shown_links:
+            self.show_links(links)
         record_finished = self._record_finished
         booked = record_finished(self.address, ticket, num_output, num_cached, now)
         if prompt_tokens:
@@ -301,6 +309,15 @@ class Books:
     def estimate(self, slot: int) -> Estimate:
         """What was found out about the replica by itself; the table may have more, by others like it."""
         return self._found[self._rows[slot]]
+
+    def speeds(self, slot: int) -> tuple[float, float, float]:
+        """SPEEDS of the replica, as policies take them to be."""
+        column = self.signals[:, self._rows[slot]]
+        return (
+            float(column[STEP_FLOOR_S]),
+            float(column[DECODE_S_PER_TOKEN]),
+            float(column[PREFILL_S_PER_TOKEN]),
+        )
 
     def has_capacity(self, slot: int, kv_capacity_tokens: float) -> None:
         """The server says how large its KV memory is. What was told of it goes first."""

@@ -19,11 +19,10 @@ from pointsman.routing import deciding, reasons
 from pointsman.routing.books import Books
 from pointsman.routing.deciding import HOLD
 from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
-from pointsman.routing.hashing import LINK_BYTES, MAX_LINKS
+from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.heuristics import LEARNED
 from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables
 from pointsman.routing.reasons import NUM_NOTED, Reason
-from pointsman.routing.records import LINK
 from pointsman.routing.signals import ACCEPTING
 from pointsman.routing.streams import record_accepting
 from pointsman.spec import parse_spec
@@ -62,7 +61,7 @@ class AnyDecider(Protocol):
         """0 = hold, k = slot k - 1. `queue_size`: requests at the router, this one included."""
 
     def reason(self) -> Reason | None:
-        """Why the last decision was so, in few numbers; None: it does not say."""
+        """Why the last decision was so: ask right after it. None: it does not say."""
 
     def explain(self) -> dict[str, Any]:
         """The last decision and all that was seen, for people."""
@@ -98,10 +97,9 @@ class Decider:
         self._record = self._records[0]
         self._record.memory.rng = first_state(seed, 0xDEC1DE)
         self._record.max_hold_s = max_hold_s
-        self._links = np.zeros(MAX_LINKS, LINK)
-        self._link_bytes = self._links.view(np.uint8).data
-        self._record.links = address_of(self._links)
+        self._record.links = books.links_at
         self._action = HOLD
+        self._is_noted = False
         self._version = -1
         self._fit()
 
@@ -123,6 +121,7 @@ class Decider:
         record.router = self.books.address
         record.policy = address_of(self._tables.rows)
         self._slots = self.books.slots
+        self._names = [self.books.name(slot) for slot in self._slots]
         self._version = self.books.version
 
     def decide(
@@ -137,7 +136,8 @@ class Decider:
             self._fit()
         closed = self._close(excluded) if excluded else ()
         links = request.links
-        self._link_bytes[: len(links)] = links
+        if links is not self.books.shown_links:
+            self.books.show_links(links)
         decide = self._decide
         try:
             action: int = decide(
@@ -151,13 +151,13 @@ class Decider:
                 queue_size,
                 now,
             )
-            if action >= 0:
-                note = self._note
-                note(self._address, action, self._noted_at)
+            self._action = action
+            self._is_noted = False
+            if closed:
+                self._note_down()
         finally:
             for row in closed:
                 record_accepting(self.books.address, row, 1)
-        self._action = action
         if action > 0:
             return self._slots[action - 1] + 1
         if action < 0:
@@ -184,7 +184,7 @@ class Decider:
         context = np.zeros(NUM_CONTEXT_FEATURES, np.float32)
         legal = np.zeros(count + 1, np.bool_)
         links = request.links
-        self._link_bytes[: len(links)] = links
+        self.books.show_links(links)
         deciding.observe_now(
             self._address,
             request.prompt_tokens,
@@ -199,16 +199,16 @@ class Decider:
         return entities, context, legal
 
     def reason(self) -> Reason:
-        num_takers, other, *noted = self._noted.tolist()
-        slots, name, action = self._slots, self.books.name, self._action
-        return Reason(
-            self.name,
-            name(slots[action - 1]) if action > 0 else None,
-            name(slots[int(other)]) if other >= 0 else None,
-            int(num_takers),
-            len(slots),
-            tuple(noted),
-        )
+        if not self._is_noted:
+            self._note_down()
+        return Reason(self.name, self._names, self._action, self._noted.tobytes())
+
+    def _note_down(self) -> None:
+        """What the reason of the last decision is made of, while the books are as they were."""
+        self._is_noted = True
+        if self._action >= HOLD:
+            note = self._note
+            note(self._address, self._action, self._noted_at)
 
     def explain(self) -> dict[str, Any]:
         """The last decision: ask right after `decide`, before anything else is booked.

@@ -52,8 +52,8 @@ else:
 def hash_text(text, num_bytes, total_bytes, block_bytes, first_mark, second_mark, prompt_tokens, links):
     """Fill links, the address of [MAX_LINKS] LINK; -> how many.
 
-    text is the address of `num_bytes`, with zeros up to the next full word; all of it has `total_bytes` and
-    `prompt_tokens`. Marks are lengths in bytes, in any order; 0 is none.
+    text is the address of `num_bytes` in full words; all of it has `total_bytes` and `prompt_tokens`. Marks
+    are lengths in bytes, in any order; 0 is none.
     """
     words = long_list(text, (num_bytes + 7) // 8)
     a, b, c, d = 1, 2, 3, 4
@@ -82,6 +82,7 @@ def hash_text(text, num_bytes, total_bytes, block_bytes, first_mark, second_mark
         link = link_at(links, num_links)
         link.key = key if key != 0 else 1
         link.tokens = end * prompt_tokens // total_bytes
+        link.end = end
         num_links += 1
     return num_links
 
@@ -92,7 +93,8 @@ class PromptHasher:
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
         self._hash = direct(hash_text, "iiiiiiii")
         self._block_bytes = block_bytes
-        self._text = np.zeros(MAX_LINKS * block_bytes // 8 + 1, np.int64)
+        self._max_bytes = MAX_LINKS * block_bytes
+        self._text = np.zeros(self._max_bytes // 8 + 1, np.int64)
         self._links = np.zeros(MAX_LINKS, LINK)
         self._text_at, self._links_at = address_of(self._text), address_of(self._links)
         self._text_bytes = self._text.view(np.uint8).data
@@ -100,11 +102,11 @@ class PromptHasher:
 
     def of_text(self, text: bytes, prompt_tokens: int, first_mark: int = 0, second_mark: int = 0) -> bytes:
         """Marks: lengths in bytes at which a link shall end; 0 is none."""
-        total_bytes = len(text)
-        num_bytes = min(total_bytes, MAX_LINKS * self._block_bytes)
-        num_padded = (num_bytes + 7) // 8 * 8
-        self._text_bytes[:num_bytes] = text if num_bytes == total_bytes else text[:num_bytes]
-        self._text_bytes[num_bytes:num_padded] = bytes(num_padded - num_bytes)
+        num_bytes = total_bytes = len(text)
+        if total_bytes > self._max_bytes:
+            text = text[: self._max_bytes]
+            num_bytes = self._max_bytes
+        self._text_bytes[:num_bytes] = text
         hash_text = self._hash
         num_links = hash_text(
             self._text_at,

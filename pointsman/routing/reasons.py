@@ -9,8 +9,11 @@ when somebody asks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from pointsman.compiled import jit
 from pointsman.compiled.jit import kernel
@@ -135,30 +138,40 @@ class About(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """A decision and what it was about. `other`: whom it would have been else."""
+    """A decision and what it was about: little to keep, and read when somebody asks."""
 
     policy: str
-    chosen: str | None  # None: held
-    other: str | None
-    num_takers: int  # replicas that could take the request
-    num_replicas: int
-    noted: tuple[float, ...]  # [2 · NUM_ABOUT] about the chosen and the other
+    servers: Sequence[str]
+    action: int
+    noted: bytes  # [NUM_NOTED] f8, by `note`
+
+    @property
+    def chosen(self) -> str | None:
+        """None: held."""
+        return self.servers[self.action - 1] if self.action != HOLD else None
+
+    @property
+    def other(self) -> str | None:
+        """Whom it would have been else."""
+        column = int(np.frombuffer(self.noted)[1])
+        return self.servers[column] if column != NOBODY else None
 
     def sentence(self) -> str:
-        policy = short(self.policy)
-        one, two = About(*self.noted[:NUM_ABOUT]), About(*self.noted[NUM_ABOUT:])
-        if self.chosen is None:
-            if self.other is None:
+        policy, chosen, other = short(self.policy), self.chosen, self.other
+        num_takers, _, *figures = np.frombuffer(self.noted).tolist()
+        one, two = About(*figures[:NUM_ABOUT]), About(*figures[NUM_ABOUT:])
+        if chosen is None:
+            if other is None:
                 return f"{policy} holds it: no server accepts requests."
-            least = f"the least busy of {self.num_replicas}, {short(self.other)}, has {_load(two)}"
+            least = f"the least busy of {len(self.servers)}, {short(other)}, has {_load(two)}"
             return f"{policy} holds it until a server has room: {least}."
-        sent = f"{policy} sent it to {short(self.chosen)}"
-        if self.num_takers <= 1:
-            return f"{sent}, the only one of {self.num_replicas} that may take it: {_load(one)}."
-        if self.other is None:
+        sent = f"{policy} sent it to {short(chosen)}"
+        if num_takers <= 1:
+            return f"{sent}, the only one of {len(self.servers)} that may take it: {_load(one)}."
+        if other is None:
             return f"{sent} without comparing: {_load(one)}."
         gains, losses = _compare(one, two)
-        rather = f"{sent} rather than {short(self.other)}, the next best of {self.num_takers}"
+        rather = f"{sent} rather than {short(other)}, the next best of {num_takers:.0f}"
         if not gains and not losses:
             return f"{rather}: they are alike, with {_load(one)}."
         but = f"although it has {_listed(losses)}" if losses else ""

@@ -116,7 +116,8 @@ ASK = np.dtype(
 LINK = np.dtype(
     [
         ("key", "i8"),  # tells it from all other prefixes, also of other lengths; never 0
-        ("tokens", "i8"),  # its length
+        ("tokens", "i4"),  # its length
+        ("end", "i4"),  # and in bytes of text, where there is one
     ],
     align=True,
 )

@@ -199,7 +199,7 @@ def test_what_the_router_records_can_be_calibrated_by(tmp_path: Path) -> None:
                     e2e_s,
                     *speed,
                 ),
-                b"word " * 5 * n,
+                b"",
             )
     recorder.close()
     fits = fit_traffic(read_traffic(path))

@@ -83,6 +83,10 @@ class FakeBooks:
         signals = {signal.name: 0.0 for signal in SIGNALS} | {"scraped_at": now, "tokens_at": now}
         return signals | self.signals.get(slot, {})
 
+    def speeds(self, slot: int) -> tuple[float, float, float]:
+        known = self.replica_signals(slot)
+        return known["step_floor_s"], known["decode_s_per_token"], known["prefill_s_per_token"]
+
     def estimate(self, slot: int) -> Estimate:
         return self.estimates.get(slot, NOTHING_SEEN)
 

@@ -32,7 +32,9 @@ Rule = Callable[[Callable[[str], Floats], float, dict[str, float]], Floats]
 
 
 def links(path: list[int]) -> bytes:
-    return np.array([(hash(tuple(path[: n + 1])), 100 * (n + 1)) for n in range(len(path))], LINK).tobytes()
+    return np.array(
+        [(hash(tuple(path[: n + 1])), 100 * (n + 1), 0) for n in range(len(path))], LINK
+    ).tobytes()
 
 
 def random_books(seed: int, most: int) -> tuple[Books, Request]:

@@ -39,7 +39,7 @@ def chain(*path: int, tokens: int = 100) -> Chain:
 
 
 def as_links(one: Chain) -> bytes:
-    return np.array(one, LINK).tobytes()
+    return np.array([(*link, 0) for link in one], LINK).tobytes()
 
 
 def make_books(num_replicas: int = 2, capacity: float = 1000.0, **options: Any) -> Books:
@@ -314,7 +314,7 @@ def test_processes_agree_on_columns(tmp_path: Path) -> None:
 
 def links_of(text: str, *marks: int, prompt_tokens: int = 1000) -> list[tuple[int, int]]:
     links = PromptHasher().of_text(text.encode(), prompt_tokens, *marks)
-    return [tuple(one) for one in np.frombuffer(links, LINK).tolist()]
+    return np.frombuffer(links, LINK)[["key", "tokens"]].tolist()
 
 
 TEXT = "".join(chr(97 + n * n % 26) for n in range(3000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pointsman.routing.books import Books
@@ -9,6 +10,7 @@ from pointsman.routing.core import Request
 from pointsman.routing.decider import Decider
 from pointsman.routing.hashing import PromptHasher
 from pointsman.routing.reasons import NUM_ABOUT, Reason
+from pointsman.routing.records import NOBODY
 
 from .asking import decide
 
@@ -138,9 +140,10 @@ def test_a_sentence_is_short_however_many_servers_and_however_long_their_names()
     decider = Decider(books, "least-outstanding")
     decide(decider, 100, 1.0)
     assert len(decider.reason().sentence()) < 400
-    names = "policy-" * 9, "chosen-" * 9, "other-" * 9
+    names = "policy-" * 9, ["chosen-" * 9, "other-" * 9, *["more"] * 998]
     best, worst = (100.0, 0.123, 0.0123, 0.5, 0.123, 0.1), (2000.0, 12.3, 0.123, 1.5, 12.3, 1.0)
     for noted in (best + worst, worst + best, best[:3] + worst[3:] + worst[:3] + best[3:]):
-        assert 200 < len(Reason(*names, 1000, 1000, noted).sentence()) < 400
-    odd = Reason("a\r\nb: c", "http://x", None, 5, 5, (0.0,) * 2 * NUM_ABOUT).sentence()
+        assert 200 < len(Reason(*names, 1, np.array([1000, 1, *noted]).tobytes()).sentence()) < 400
+    noted = np.array([5.0, NOBODY, *[0.0] * 2 * NUM_ABOUT])
+    odd = Reason("a\r\nb: c", ["http://x"], 1, noted.tobytes()).sentence()
     assert odd.isprintable()

@@ -60,7 +60,7 @@ class Pick:
     hold_until = NEVER
     tried: Collection[int] = ()
     request_id = ""
-    prompt_text = links = b""
+    links = b""
     # How it goes.
     num_retries = 0
     replica_name = NO_REPLICA
@@ -269,7 +269,6 @@ class Pick:
         self.model, self.max_tokens, self.generates = facts.model, facts.max_tokens, facts.generates
         estimate = facts.prompt_tokens
         self.prompt_tokens = estimate if facts.is_counted else self._proxy.books.prompt_length(estimate)
-        self.prompt_text = facts.text
         hash_prompt = self._proxy.hash_prompt
         if hash_prompt and facts.text:
             self.links = hash_prompt(facts.text, self.prompt_tokens, *facts.marks)

@@ -27,16 +27,14 @@ class Known(Generic[H]):
 
     def body(self, data: bytes) -> bytes | None:
         """The body, if `data` is one whole message with this head; else None."""
+        if not data.startswith(self._before):
+            return None
         start = len(self._before)
-        if data[:start] != self._before:
+        end = data.find(b"\r", start, start + _MAX_DIGITS)
+        if end < 0 or not data.startswith(self._after, end):
             return None
-        digits = data[start : start + _MAX_DIGITS].partition(b"\r")[0]
-        start += len(digits)
-        end = start + len(self._after)
-        if data[start:end] != self._after:
-            return None
-        body = data[end:]
-        return body if digits == b"%d" % len(body) else None
+        body = data[end + len(self._after) :]
+        return body if data[start:end] == b"%d" % len(body) else None
 
 
 def known_head(data: bytes, head: H) -> Known[H] | None:

@@ -85,7 +85,6 @@ class Exchange:
         self.model = facts.model
         estimate = facts.prompt_tokens
         self.prompt_tokens = estimate if facts.is_counted else proxy.books.prompt_length(estimate)
-        self.prompt_text = facts.text
         hash_prompt = proxy.hash_prompt
         self.links = hash_prompt(facts.text, self.prompt_tokens, *facts.marks) if hash_prompt else b""
         self.session_name = facts.session

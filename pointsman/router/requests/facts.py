@@ -142,20 +142,17 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
         body: Any = decode(raw)
         kind = type(body)
         num_counted = None
+        text, marks = b"", (0, 0)
         if kind is _Chat:
-            prompt_tokens = _TOKENS_PER_MESSAGE * len(body.messages)
-            for message in body.messages:
-                content = message.content
-                if type(content) is str and content.isascii():
-                    prompt_tokens += len(content) // _BYTES_PER_TOKEN
-                elif content is not None:
-                    prompt_tokens += _tokens(content)
+            prompt_tokens, text, marks = _read_chat(body)
         elif kind is _Body:
             prompt_tokens = len(raw) // _BYTES_PER_TOKEN
         else:
             prompt = body.prompt if kind is _Completion else body.input
             num_counted = _num_ids(prompt)
             prompt_tokens = _tokens(prompt) if num_counted is None else num_counted
+            if wish.generates:
+                text = _prompt_text(body.model or "", prompt)
     except msgspec.ValidationError as error:
         return refusal(400, f"the body is wrong: {error}")
     except (ValueError, RecursionError):  # a DecodeError is a ValueError
@@ -166,7 +163,6 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
     is_counted = num_counted is not None
     if not is_counted:
         prompt_tokens += 1
-    text, marks = _prompt_text(body) if wish.generates else (b"", (0, 0))
     return RequestFacts(
         body.model,
         body.stream is True,
@@ -190,42 +186,44 @@ def _num_ids(prompt: Any) -> int | None:
     return sum(map(len, prompt)) if is_batch else None
 
 
-def _prompt_text(body: Any) -> tuple[bytes, tuple[int, int]]:
-    """The text of a prompt from its beginning on, and the lengths of what others may begin with."""
-    model = body.model or ""
-    if type(body) is _Chat:
-        return _chat_text(model, body)
-    prompt = body.prompt if type(body) is _Completion else body.input
+def _prompt_text(model: str, prompt: str | list[Any]) -> bytes:
     if type(prompt) is str:
-        return f"{model}{_BETWEEN}{prompt}".encode(), (0, 0)
+        return f"{model}{_BETWEEN}{prompt}".encode()
     try:
-        return array("I", [zlib.crc32(model.encode()), *prompt]).tobytes(), (0, 0)
+        return array("I", [zlib.crc32(model.encode()), *prompt]).tobytes()
     except (TypeError, OverflowError):  # no token ids
-        return model.encode() + _encode(prompt), (0, 0)
+        return model.encode() + _encode(prompt)
 
 
-def _chat_text(model: str, body: _Chat) -> tuple[bytes, tuple[int, int]]:
+def _read_chat(body: _Chat) -> tuple[int, bytes, tuple[int, int]]:
+    """Tokens and text of a chat's prompt, and the lengths of what others may begin with."""
+    model, messages = body.model or "", body.messages
     parts = [model, bytes(body.tools).decode()] if body.tools else [model]
-    length = sum(map(len, parts)) + len(parts) - 1
-    first = answer = 0
-    for message in body.messages:
-        content = message.content
-        if type(content) is not str:
-            content = "" if content is None else _encode(content).decode()
+    num_first = len(parts) + 2
+    num_before_answer = 0
+    num_tokens = _TOKENS_PER_MESSAGE * len(messages)
+    for message in messages:
+        content, role = message.content, message.role
+        if type(content) is str and content.isascii():
+            num_tokens += len(content) // _BYTES_PER_TOKEN
+        elif content is None:
+            content = ""
+        else:
+            num_tokens += _tokens(content)
+            content = content if type(content) is str else _encode(content).decode()
         if message.tool_calls is not None:
             content += _encode(message.tool_calls).decode()
-        role = message.role
-        if type(role) is not str:
-            role = ""
         if role == "assistant":
-            answer = length
-        parts += (role, content)
-        length += len(role) + len(content) + 2
-        first = first or length
-    text = _BETWEEN.join(parts)
-    if not text.isascii():
-        first, answer = len(text[:first].encode()), len(text[:answer].encode())
-    return text.encode(), (first, answer)
+            num_before_answer = len(parts)
+        parts += (role if type(role) is str else "", content)
+    text = _BETWEEN.join(parts).encode()
+    first = len(text) if len(parts) <= num_first else _length(parts[:num_first])
+    return num_tokens, text, (first, _length(parts[:num_before_answer]) if num_before_answer else 0)
+
+
+def _length(parts: list[str]) -> int:
+    """Of the text that begins with these parts and goes on after them, in bytes up to where it does."""
+    return len(parts) - 1 + sum(len(part) if part.isascii() else len(part.encode()) for part in parts)
 
 
 def _tokens(prompt: Any) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import re
 import secrets
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from itertools import count
 from time import time
@@ -32,10 +31,9 @@ from pointsman.router.requests.exchange import Exchange
 from pointsman.router.requests.facts import RequestFacts, read_facts, read_wish
 from pointsman.router.requests.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
 from pointsman.router.telemetry.exposition import Exposition
-from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA, Metrics
+from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA, Answers, Metrics
 from pointsman.router.telemetry.recording import RecordedRequest, Recorder
 from pointsman.routing.books import Books
-from pointsman.routing.calibration import SPEEDS
 from pointsman.routing.hashing import PromptHasher
 
 _METRICS = b"/metrics"
@@ -54,7 +52,7 @@ _OWN = frozenset(
 )
 _COUNT_S = 0.02  # at most, until metrics know what has happened
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-_Speed = tuple[float | None, float | None, float | None, float | None]  # SPEEDS, and their error
+_Speed = tuple[float | None, float | None, float | None, float | None]  # `Books.speeds`, and their error
 
 
 class Proxy:
@@ -97,8 +95,8 @@ class Proxy:
         if settings.reliability.asks_for_load:
             self._dropped |= {b"endpoint-load-metrics-format"}
             self._added += b"endpoint-load-metrics-format: TEXT\r\n"
-        has_index = settings.prefix_index_mib > 0
-        self.hash_prompt = PromptHasher().of_text if has_index else None
+        is_hashed = settings.prefix_index_mib > 0 or recorder is not None
+        self.hash_prompt = PromptHasher().of_text if is_hashed else None
         self._id_prefix = secrets.token_hex(4)
         self._ids = count(1)
         self._local: dict[bytes, Callable[[], Answer]] = {
@@ -189,28 +187,29 @@ class Proxy:
         """Metrics, log and record of what has happened. After each exchange this would take twice as long as
         for some in a row; for too many at once it takes longer again, as they are no longer in the cache."""
         self.decisions.count()
-        metrics, recorder = self.metrics, self._recorder
+        recorder = self._recorder
         uncounted, self._uncounted = self._uncounted, []
-        statuses: list[tuple[str, str, int]] = []
-        ttfts_s: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-        e2es_s: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        answers: dict[tuple[str, str], Answers] = {}
         lines: list[RequestLine] = []
         speeds: dict[str, _Speed] = {}
         at = microseconds(time())
         for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
             arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
             policy = exchange.decided_by
-            statuses.append((replica, policy, status))
+            alike = answers.get((replica, policy))
+            if alike is None:
+                alike = answers[replica, policy] = Answers()
+            alike.statuses.append(status)
             ttft_s = None
             if first is not None:
                 ttft_s = int((first - arrived_at) * 1e6) / 1e6
-                ttfts_s[replica, policy].append(ttft_s)
+                alike.ttfts_s.append(ttft_s)
             e2e_s = int((now - arrived_at) * 1e6) / 1e6
-            e2es_s[replica, policy].append(e2e_s)
+            alike.e2es_s.append(e2e_s)
             if exchange.generates:
                 if outcome == "completed":
-                    metrics.tokens[replica, policy, "prompt"] += prompt_tokens
-                    metrics.tokens[replica, policy, "output"] += output_tokens
+                    alike.prompt_tokens += prompt_tokens
+                    alike.output_tokens += output_tokens
                 if recorder is not None:
                     speed = speeds.get(replica) or speeds.setdefault(replica, self._speed(replica))
                     recorder.add(
@@ -226,7 +225,7 @@ class Proxy:
                             e2e_s,
                             *speed,
                         ),
-                        exchange.prompt_text,
+                        exchange.links,
                     )
             lines.append(
                 RequestLine(
@@ -245,7 +244,7 @@ class Proxy:
                     exchange.num_retries,
                 )
             )
-        metrics.answered(statuses, ttfts_s, e2es_s)
+        self.metrics.answered(answers)
         self._log.requests(lines)
 
     def _speed(self, name: str) -> _Speed:
@@ -253,10 +252,8 @@ class Proxy:
         replica = next((one for one in self.registry if one.name == name), None)
         if replica is None:
             return None, None, None, None
-        signals = self.books.replica_signals(replica.slot)
         error = self.books.estimate(replica.slot).error
-        step_floor_s, decode_s, prefill_s = (signals[speed] for speed in SPEEDS)
-        return step_floor_s, decode_s, prefill_s, error if math.isfinite(error) else None
+        return *self.books.speeds(replica.slot), error if math.isfinite(error) else None
 
     # --- what the clock says ---
 

@@ -68,6 +68,18 @@ class Histogram:
         return rows
 
 
+class Answers:
+    """How some requests ended that the same policy sent to the same replica."""
+
+    __slots__ = ("e2es_s", "output_tokens", "prompt_tokens", "statuses", "ttfts_s")
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.ttfts_s: list[float] = []
+        self.e2es_s: list[float] = []
+        self.prompt_tokens = self.output_tokens = 0  # of those that were completed
+
+
 class Sharing:
     """How a router stands with others that it shares its books with."""
 
@@ -136,18 +148,17 @@ class Metrics:
             for key, one in taken[name]:
                 getattr(self, name)[_key(key)].add(*one)
 
-    def answered(
-        self,
-        statuses: Sequence[tuple[str, str, int]],
-        ttft_s: Mapping[tuple[str, str], Sequence[float]],
-        e2e_s: Mapping[tuple[str, str], Sequence[float]],
-    ) -> None:
-        """Replica, policy and status of some answers, and their times by replica and policy."""
-        self.requests.update(statuses)
-        for key, values in ttft_s.items():
-            self.ttft_s[key].observe_all(values)
-        for key, values in e2e_s.items():
-            self.e2e_s[key].observe_all(values)
+    def answered(self, answers: Mapping[tuple[str, str], Answers]) -> None:
+        """Some requests are over, by replica and policy."""
+        for key, alike in answers.items():
+            for status, count in Counter(alike.statuses).items():
+                self.requests[*key, status] += count
+            if alike.ttfts_s:
+                self.ttft_s[key].observe_all(alike.ttfts_s)
+            self.e2e_s[key].observe_all(alike.e2es_s)
+            if alike.prompt_tokens or alike.output_tokens:
+                self.tokens[*key, "prompt"] += alike.prompt_tokens
+                self.tokens[*key, "output"] += alike.output_tokens
 
 
 def _key(key: Any) -> Any:

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -34,8 +35,9 @@ from pointsman.router.replicas.discovery import (
     ready_endpoints,
 )
 from pointsman.router.server import port_of
-from pointsman.router.telemetry.recording import RecordedRequest, Recorder, new_recording
+from pointsman.router.telemetry.recording import RecordedRequest, Recorder, new_recording, siphash
 from pointsman.routing.calibration import Estimate
+from pointsman.routing.hashing import PromptHasher
 from pointsman.workload.readers import read_trace
 from pointsman.workload.spec import TraceFile
 from tests.router.fakes import HOLD
@@ -340,11 +342,11 @@ def recorded(arrived_at: float, prompt_tokens: int) -> RecordedRequest:
 
 def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> None:
     """1,500 bytes in common are two full blocks, and a part of one that nobody shares."""
-    recorder = Recorder(new_recording(tmp_path / "traffic.jsonl"))
+    recorder, hasher = Recorder(new_recording(tmp_path / "traffic.jsonl")), PromptHasher()
     for number, more in enumerate((b"one " * 200, b"other " * 200, b"")):
         text = b"word " * 300 + more
-        recorder.add(recorded(monotonic() + number, len(text) // 4), text)
-    recorder.add(recorded(monotonic() + 3, 7), b"word " * 300)  # 7 tokens by its server
+        recorder.add(recorded(monotonic() + number, len(text) // 4), hasher.of_text(text, 1, 5, 700))
+    recorder.add(recorded(monotonic() + 3, 7), hasher.of_text(b"word " * 300, 1))  # 7 tokens by its server
     recorder.close()
     text = (tmp_path / "traffic.jsonl").read_text()
     assert "word" not in text
@@ -356,6 +358,12 @@ def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> Non
     assert trace.chain_length.tolist() == [1, 1, 1, 0]
     assert trace.link_tokens.tolist() == [256] * 3
     assert len(set(trace.link_key.tolist())) == 1
+
+
+def test_recorded_hashes_are_siphash_2_4() -> None:
+    """The published test vector for the key 00 … 0f and the message 00 … 07."""
+    words = np.frombuffer(bytes(range(8)), np.int64)
+    assert siphash(words, bytes(range(16))).tolist() == [0x93F5F5799A932462]
 
 
 def test_before_and_after_a_switch_can_be_compared() -> None:
