@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pointsman.diagnosis.curves import Array
-from pointsman.report.figure import Axis, Band, Figure, Flags, Line, Mark, linear_axis, log_axis, short
+from pointsman.report.figure import Axis, Band, Dots, Figure, Flags, Line, Mark, linear_axis, log_axis, short
 from pointsman.report.plots import styles
 from pointsman.report.record import RunRecord
 from pointsman.training.logs import rival_of
@@ -31,6 +31,7 @@ def learning_figures(record: RunRecord, baseline: str) -> list[Figure]:
     costs = record.group("eval_cost")
     if len(costs) > 1:
         figures.append(_cost_figure(record, costs, baseline))
+    figures.append(_frontier_figure(record, baseline))
     return [figure for figure in figures if figure is not None]
 
 
@@ -151,6 +152,53 @@ def _score_figure(record: RunRecord, baseline: str) -> Figure | None:
     )
     y = linear_axis("on selection seeds, higher is better", values)
     return Figure("Evaluations during training", _update_axis(record), y, marks, note=note)
+
+
+def _frontier_figure(record: RunRecord, baseline: str) -> Figure | None:
+    """Every evaluated policy of the run by its mean and its tail, and those that no other beats in both."""
+    mean, tail = "eval_e2e_mean_s", "eval_ttft_p99_s"
+    if not all(record.has(f"{name}{of}") for name in (mean, tail) for of in ("", f"/{baseline}")):
+        return None
+
+    def changes(of: str) -> tuple[Array, Array, Array]:
+        """Updates with both, and how much each is above the baseline's, in percent."""
+        found = [record.updates]
+        for name in (mean, tail):
+            base = record.column(f"{name}/{baseline}")
+            base = np.where(base > 0, base, np.nan)
+            found.append(100 * (record.column(name + of) / base - 1))
+        is_known = np.isfinite(found).all(axis=0)
+        at, x, y = (values[is_known] for values in found)
+        return at, x, y
+
+    updates, x, y = changes("")
+    if not len(updates):
+        return None
+    front = [
+        i for i in np.lexsort((y, x)) if not ((x <= x[i]) & (y <= y[i]) & ((x < x[i]) | (y < y[i]))).any()
+    ]
+    texts = [
+        f"update {u:.0f}: mean {a:+.1f} %, P99 TTFT {b:+.1f} %" for u, a, b in zip(updates, x, y, strict=True)
+    ]
+    marks: list[Mark] = [
+        Dots("evaluated", x, y, texts, SOFT, 2.0),
+        Line("no other is better in both", x[front], y[front], POLICY, width=1.4),
+        Dots("no other is better in both", x[front], y[front], [texts[i] for i in front], POLICY),
+    ]
+    shown = [(float(a), float(b)) for a, b in zip(x, y, strict=True)]
+    rivals = [name for name in record.group(mean) if name != baseline]
+    for name, (colour, _) in styles(rivals).items():
+        _, its_x, its_y = changes(f"/{name}")
+        if len(its_x) and min(its_x[-1], its_y[-1]) < 0:  # others would press the rest together
+            marks.append(Dots(name, its_x[-1:], its_y[-1:], [name], colour, 4.5))
+            shown.append((float(its_x[-1]), float(its_y[-1])))
+    return Figure(
+        "Mean against tail",
+        linear_axis(f"mean end-to-end against {baseline}, %", [a for a, _ in shown], " %"),
+        linear_axis(f"P99 TTFT against {baseline}, %", [b for _, b in shown], " %"),
+        marks,
+        note="Lower left is better. With run.keep the policies are in checkpoints/update-<number>.",
+    )
 
 
 def _cost_figure(record: RunRecord, costs: Mapping[str, Array], baseline: str) -> Figure:

@@ -47,6 +47,18 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Dots:
+    """Points that say in words what they are."""
+
+    name: str
+    x: Floats
+    y: Floats
+    texts: Sequence[str]
+    colour: str
+    size: float = 3.0
+
+
+@dataclass(frozen=True)
 class Band:
     """What lies between two lines."""
 
@@ -120,7 +132,7 @@ class Flags:
     colour: str
 
 
-Mark = Line | Band | Bar | Ladder | Map | Level | Flags
+Mark = Line | Dots | Band | Bar | Ladder | Map | Level | Flags
 
 
 @dataclass(frozen=True)

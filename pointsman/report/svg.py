@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pointsman.report.figure import Axis, Band, Bar, Figure, Flags, Ladder, Level, Line, Map, Mark
+from pointsman.report.figure import Axis, Band, Bar, Dots, Figure, Flags, Ladder, Level, Line, Map, Mark
 
 WIDTH = 400
 TEXT = 11  # height of letters, in pixels
@@ -136,6 +136,12 @@ def _mark(mark: Mark, frame: Frame) -> Iterator[str]:
     match mark:
         case Line():
             yield from _line(mark, frame)
+        case Dots():
+            yield f'<g{_series(mark.name)} fill="{mark.colour}">'
+            for x, y, text in zip(mark.x, mark.y, mark.texts, strict=True):
+                dot = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{mark.size:g}"'
+                yield f"<circle {dot}><title>{html.escape(text)}</title></circle>"
+            yield "</g>"
         case Band():
             points = [point for point in zip(mark.x, mark.low, mark.high, strict=True) if _finite(point)]
             upper = [(frame.x(x), frame.y(high)) for x, _, high in points]
@@ -221,6 +227,8 @@ def _legend(marks: Sequence[Mark], top: float) -> tuple[list[str], int]:
             case Line():
                 dash = f' stroke-dasharray="{mark.dash}"' if mark.dash else ""
                 swatch = f'<path d="M0 0H{SWATCH}" stroke="{mark.colour}" stroke-width="2.5"{dash}/>'
+            case Dots():
+                swatch = f'<circle cx="{SWATCH / 2:g}" r="{mark.size:g}" fill="{mark.colour}"/>'
             case Band():
                 swatch = (
                     f'<rect y="-4" width="{SWATCH}" height="8" fill="{mark.colour}" '

@@ -101,6 +101,14 @@ def make_rows(num_updates: int = NUM_UPDATES, score: float = 0.2) -> list[dict[s
                 "eval_baseline_score": 0.0,
                 "eval_random_return": -5.0,
                 "eval_round-robin_return": -0.1,
+                "eval_e2e_mean_s": 1.0 - now,
+                "eval_ttft_p99_s": 0.5 + 0.1 * now,
+                "eval_e2e_mean_s/least-outstanding": 1.0,
+                "eval_ttft_p99_s/least-outstanding": 0.8,
+                "eval_e2e_mean_s/late-binding": 0.98,
+                "eval_ttft_p99_s/late-binding": 0.6,
+                "eval_e2e_mean_s/random": 3.0,
+                "eval_ttft_p99_s/random": 2.0,
             }
         rows.append(row)
     return rows

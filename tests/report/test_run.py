@@ -13,7 +13,7 @@ from pointsman.report.comparison import ComparisonReport
 from pointsman.report.curves import MAX_POINTS, exploration_figures, learning_figures, reward_figures
 from pointsman.report.evaluation import EvaluationReport
 from pointsman.report.evaluation_page import evaluation_sections
-from pointsman.report.figure import Band, Figure, Flags, Line
+from pointsman.report.figure import Band, Dots, Figure, Flags, Line
 from pointsman.report.findings import diagnosis_of
 from pointsman.report.record import read_run
 from pointsman.report.run import RunReport, baseline_of, build_report
@@ -48,7 +48,7 @@ def test_page_has_everything(report: RunReport) -> None:
     page = check_page(html)
     assert page.titles == ["Findings", "Learning", "Exploration", "Reward", "Time", "How to reproduce it"]
     assert html.index('class="verdict') < html.index("<h2>"), "the verdict comes first"
-    assert len(figures_of(html)) == len(report.figures()) == 13
+    assert len(figures_of(html)) == len(report.figures()) == 14
     for text in (
         "pointsman train --preset &lt;quick&gt;",
         "pointsman report x",
@@ -207,3 +207,18 @@ def test_odd_tables_give_a_page_that_says_so(tmp_path: Path, text: str) -> None:
     html = report_of(folder).html()
     check_page(html)
     assert "cannot be judged: it has no evaluation yet" in html
+
+
+def test_mean_against_tail_shows_whom_nobody_beats_in_both(run: Path) -> None:
+    record = read_run(run)
+    figure = named(learning_figures(record, "least-outstanding"), "Mean against tail")
+    dots = {mark.name: mark for mark in figure.marks if isinstance(mark, Dots)}
+    assert set(dots) == {"evaluated", "no other is better in both", "late-binding"}, "random is beyond"
+    every, front = dots["evaluated"], dots["no other is better in both"]
+    points = list(zip(every.x, every.y, strict=True))
+    best = [
+        one for one in points if not any(x <= one[0] and y <= one[1] and (x, y) != one for x, y in points)
+    ]
+    assert sorted(zip(front.x, front.y, strict=True)) == sorted(best)
+    assert all(text.startswith("update ") for text in front.texts)
+    assert [*dots["late-binding"].x, *dots["late-binding"].y] == pytest.approx([-2.0, -25.0])
