@@ -3,7 +3,9 @@
 PPO does not stop at the top of a hill: with steps too large for what is left to gain, the score falls for the
 rest of the run, slowly and at a small KL. So the mean of the last few evaluations is compared with the best
 one. Where it is behind by more than noise, the trainer takes the best weights back and goes on with smaller
-steps. The noise is how much one evaluation differs from the next, seed by seed.
+steps. The noise is how far an evaluation lies off the line through its neighbours, which a steady fall does
+not change, and a sudden one only once. (What the returns of a few seeds say is too little: limits on tails
+are in the score, and tails are the noisiest part of it.)
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from pydantic import Field
 
 from pointsman.spec import Spec
 from pointsman.training.exploration import Event
+
+MEDIAN_TO_DEVIATION = 1.4826  # of the absolute values of normal noise
 
 
 class GoingBackSpec(Spec):
@@ -39,8 +43,7 @@ class _State:
     best_update: int = 0
     best_score: float | None = None
     recent: list[float] = field(default_factory=list)  # scores, since the best or the last time back
-    blocks: list[float] = field(default_factory=list)  # returns of the last evaluation, seed by seed
-    variances: list[float] = field(default_factory=list)  # of their differences to those before
+    scores: list[float] = field(default_factory=list)  # of all evaluations
 
 
 class GoingBack:
@@ -60,7 +63,7 @@ class GoingBack:
         if self.spec is None or not math.isfinite(score):
             return False, []
         state = self.state
-        self._measure_noise(metrics)
+        state.scores.append(score)
         if state.best_score is None or score > state.best_score:
             state.best_score, state.best_update, state.recent = score, update, []
             return True, []
@@ -81,20 +84,13 @@ class GoingBack:
         state.recent = []
         return False, [Event(update, "lr factor", why, before, state.factor)]
 
-    def _measure_noise(self, metrics: Mapping[str, float]) -> None:
-        state, names = self.state, (f"eval_block{k}_return" for k in range(len(metrics)))
-        blocks = [metrics[name] for name in names if name in metrics]
-        if len(blocks) > 1 and len(blocks) == len(state.blocks):
-            state.variances.append(float(np.var(np.subtract(blocks, state.blocks), ddof=1)))
-        state.blocks = blocks
-
     def _standard_error(self) -> float:
         """The noise of the difference between the best evaluation and the mean of the last few."""
-        state = self.state
-        if not state.variances:
+        bends = np.abs(np.diff(self.state.scores, n=2))  # their variance is six times that of a score
+        if not len(bends):
             return 0.0
-        of_one = float(np.mean(state.variances)) / 2 / len(state.blocks)
-        return math.sqrt(of_one * (1.0 + 1.0 / len(state.recent)))
+        of_one = MEDIAN_TO_DEVIATION * float(np.median(bends)) / math.sqrt(6.0)
+        return of_one * math.sqrt(1.0 + 1.0 / len(self.state.recent))
 
     def metrics(self) -> dict[str, float]:
         return {"lr_factor": self.state.factor, "times_back": float(self.state.times)}

@@ -13,9 +13,8 @@ from pointsman.training.trainer import Trainer
 from .fakes import fake_config
 
 
-def evaluation(score: float, blocks: list[float] | None = None) -> dict[str, float]:
-    blocks = [score] * 4 if blocks is None else blocks
-    return {"eval_score": score} | {f"eval_block{k}_return": value for k, value in enumerate(blocks)}
+def evaluation(score: float) -> dict[str, float]:
+    return {"eval_score": score}
 
 
 def share_that_goes_back(spec: GoingBackSpec, fall: float = 0.0) -> float:
@@ -24,15 +23,16 @@ def share_that_goes_back(spec: GoingBackSpec, fall: float = 0.0) -> float:
     for seed in range(50):
         rng, back = np.random.default_rng(seed), GoingBack(spec)
         for update in range(40):
-            blocks = 0.1 - fall * max(0, update - 10) + rng.normal(scale=0.02, size=8)
-            back.after_evaluation(update, evaluation(float(blocks.mean()), blocks.tolist()))
+            back.after_evaluation(
+                update, evaluation(0.1 - fall * max(0, update - 10) + rng.normal(scale=0.007))
+            )
         num_back += back.state.times > 0
     return num_back / 50
 
 
 def test_noise_is_not_a_fall() -> None:
-    assert share_that_goes_back(GoingBackSpec()) < 0.1
-    assert share_that_goes_back(GoingBackSpec(), fall=0.001) > 0.9
+    assert share_that_goes_back(GoingBackSpec()) < 0.2
+    assert share_that_goes_back(GoingBackSpec(), fall=0.002) > 0.95
     assert share_that_goes_back(GoingBackSpec(deviations=0.0)) > 0.9  # one that knows of no noise
 
 
@@ -57,7 +57,8 @@ def test_the_trainer_takes_the_best_weights_back() -> None:
     trainer = Trainer(fake_config(run={"average_updates": 4}), Ranks())
     trainer.prepare()
     trainer.step(0.0)
-    trainer.judged(evaluation(0.2))
+    for score in (0.16, 0.17, 0.18, 0.19, 0.2):
+        trainer.judged(evaluation(score))
     best = {name: tensor.clone() for name, tensor in trainer.network.state_dict().items()}
     served = {name: array.copy() for name, array in trainer.checkpoint().arrays.items()}
     for _ in range(3):
