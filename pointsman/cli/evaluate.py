@@ -37,7 +37,7 @@ from pointsman.cli.options import (
     Suite,
     chosen_scenarios,
     kept_situations,
-    known_sources,
+    known_origin,
     num_threads,
     objective_named,
     policy_names,
@@ -130,9 +130,9 @@ def evaluate(
         outputs.enter_context(compilation_announced())
         warned = outputs.enter_context(warnings_noted())
         is_told = config_files or scenario or suite
-        sources = [] if is_told else known_sources(policy)
+        sources, changes = ([], []) if is_told else known_origin(policy)
         scenarios = chosen_scenarios(
-            config_files or [], scenario or [], suite, sources[:1] if live else sources
+            config_files or [], scenario or [], suite, sources[:1] if live else sources, changes
         )
         wanted = kept_situations(scenarios, overrides or [], report_seeds(seeds))
         started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +53,7 @@ def appraise(
     started = time.perf_counter()
     comparisons = []
     for name, source in zip(selection.scenarios, selection.sources, strict=True):
-        scenario = find_scenario(source)
+        scenario = find_scenario(source, selection.changes)
         kept = kept_configs(scenario, REPORT, seeds)
         configs = [config.model_copy(update={"slo": selection.slo}) for config in kept]
         comparisons.append(
@@ -69,7 +70,12 @@ def appraise(
             )
         )
     command = f"pointsman evaluate {run} --objective {selection.objective.name} --seeds {len(seeds)} "
-    command += " ".join(f"--scenario {name}" for name in selection.sources)
+    command += shlex.join(
+        [
+            *(part for name in selection.sources for part in ("--scenario", name)),
+            *(part for change in selection.changes for part in ("--set", change)),
+        ]
+    )
     report = EvaluationReport(
         ComparisonReport(comparisons, command, time.perf_counter() - started, selection.objective)
     )
