@@ -185,16 +185,18 @@ def error_table(num_requests: int) -> tuple[list[list[str]], list[Figure]]:
             plans, workload = prepared(cluster, load, num_requests, SEEDS[0])
             served = serve(plans, workload, policy)
             errors = errors_of(served, plans)
+            columns: list[list[str]] = []  # of each server
             for k in range(len(plans)):
                 after = served.num_served[:, k]
                 found = [errors[after >= number, k][:1] for number in AFTER]
                 found.append(np.max(errors[after >= AFTER[-1], k], keepdims=True, initial=0.0))
                 is_reached = [after[-1] >= number for number in (*AFTER, AFTER[-1])]
                 cells = [
-                    f"{100 * one[0]:.1f} %" if is_there else "–"
+                    f"{100 * one[0]:.1f}" if is_there else "–"
                     for one, is_there in zip(found, is_reached, strict=True)
                 ]
-                rows.append([cluster, f"{load:g}", policy, str(k), str(after[-1]), *cells])
+                columns.append([str(after[-1]), *cells])
+            rows.append([cluster, f"{load:g}", policy, *map(", ".join, zip(*columns, strict=True))])
             if (load, policy) == CASES[-1]:
                 figures.append(error_figure(cluster, served, errors))
     return rows, figures
@@ -255,8 +257,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="write the figures as SVG, numbered")
     asked = parser.parse_args()
     rows, figures = error_table(asked.requests)
-    header = ["servers", "load", "policy", "server", "served"]
-    header += [f"error after {number}" for number in AFTER] + ["largest from then on"]
+    header = ["servers", "load", "policy", "requests served by each", f"error after {AFTER[0]}"]
+    header += [*map(str, AFTER[1:]), "largest from then on"]
     print(markdown(header, rows))
     if asked.out is not None:
         for number, figure in enumerate(figures, start=1):
