@@ -259,13 +259,13 @@ def main() -> None:
     rows, figures = error_table(asked.requests)
     header = ["servers", "load", "policy", "requests served by each", f"error after {AFTER[0]}"]
     header += [*map(str, AFTER[1:]), "largest from then on"]
-    print(markdown(header, rows))
+    print(markdown(header, rows, num_names=3))
     if asked.out is not None:
         for number, figure in enumerate(figures, start=1):
             asked.out.with_stem(f"{asked.out.stem}-{number}").write_text(standalone(figure))
     print()
     header = ["servers", "load", "default", "TTFT mean", "TTFT P99", "e2e mean", "e2e P99"]
-    print(markdown(header, told_table(asked.requests // 2, asked.seeds)))
+    print(markdown(header, told_table(asked.requests // 2, asked.seeds), num_names=3))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import signal
 from collections.abc import Iterator
@@ -187,7 +188,9 @@ def _refuse_untrained(result: Result) -> None:
         if result.update
         else ("no update was made: preparing and evaluating took all the time")
     )
-    say(f"error: nothing was learned: {made}; give it longer: {_resume_command(result.folder)} --minutes M")
+    minutes = max(4, math.ceil(3 * result.elapsed_s / 60))
+    longer = f"{_resume_command(result.folder)} --minutes {minutes}"
+    say(f"error: nothing was learned: {made}; give it longer, in all for example: {longer}")
     raise typer.Exit(1)
 
 
