@@ -229,10 +229,14 @@ def told_table(num_requests: int, num_seeds: int) -> list[list[str]]:
                     logs[name].append(np.log(np.array(found) / base).tolist())
             ratios = {name: np.exp(np.mean(logs[name], axis=0)) - 1.0 for name in logs}
             for name, values in ratios.items():
-                rows.append([cluster, f"{load:g}", name, *(f"{100 * one:+.1f} %" for one in values)])
+                rows.append([cluster, f"{load:g}", name, *(f"{signed(100 * one)} %" for one in values)])
             points = 100 * (ratios["learned"] - ratios["told"])
-            rows.append([cluster, f"{load:g}", "**points**", *(f"**{one:+.1f}**" for one in points)])
+            rows.append([cluster, f"{load:g}", "**points**", *(f"**{signed(one)}**" for one in points)])
     return rows
+
+
+def signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def measures(served: Served) -> list[float]:
