@@ -190,7 +190,8 @@ def print_report(report: EvaluationReport) -> None:
 
 def _metric_table(report: EvaluationReport, one: Comparison) -> Table:
     is_narrow = len(report.against) > 3 or stdout().width < TABLE_WIDTH
-    table = plain_table("", report.policy, *report.against, right=[report.policy, *report.against])
+    names = [name.replace("-", "-\n") if is_narrow else name for name in report.against]
+    table = plain_table("", report.policy, *names, right=[report.policy, *names])
     table.columns[0].no_wrap = True
     for header, value, changes in report.metric_rows(one):
         table.add_row(header, value, *_cells(changes, is_narrow))

@@ -16,7 +16,7 @@ from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import Comparison, compare
 from pointsman.evaluation.problem import env_spec
 from pointsman.evaluation.routing import BASELINE, RIVALS, RoutingSelection
-from pointsman.experiments.own import REPORT, kept_configs, kept_text
+from pointsman.experiments.own import REPORT, kept_configs, kept_text, replayed
 from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
 from pointsman.experiments.simulate import Outcome, prepare, simulate
 from pointsman.report.appraisal import Appraisal
@@ -109,9 +109,11 @@ def _load_section(report: EvaluationReport, folders: Mapping[str, Path | None]) 
         if one.name in shown
         for figure in _load_figures(one, report.policy, folders[one.name])
     ]
+    is_traced = replayed(report.comparisons[0].configs[0]) is not None
+    which = "of the first block" if is_traced else f"of seed {report.base.seeds[0]}"
     lines = [
         f"Requests sent to each replica and not finished, over time; {report.policy} and {BASELINE} serve "
-        f"the same arrivals, of seed {report.base.seeds[0]}. The row “{ROUTER}” counts requests held back."
+        f"the same arrivals, {which}. The row “{ROUTER}” counts requests held back."
     ]
     if len(shown) > 1:
         lines.append("Shown: the first scenario, and those in which the policy gains most and least.")

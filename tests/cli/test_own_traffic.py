@@ -73,6 +73,8 @@ def test_train_evaluate_explain_and_report_on_one_file(cli: Cli, mine: Path) -> 
     assert report.status == 0, report.err
     assert not [problem for problem in report.json["missing"] if "judgement" in problem]
     assert [one["name"] for one in report.json["results"]["comparisons"]] == ["mine"]
+    page = (run / "report.html").read_text()
+    assert "Means over 2 blocks of traffic.jsonl" in page and "the same arrivals, of the first block" in page
 
 
 def test_a_mix_of_files_and_scenarios(cli: Cli, mine: Path) -> None:
