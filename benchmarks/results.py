@@ -162,8 +162,9 @@ def output_of(source: Source, out: Path) -> str:
         started = time.perf_counter()
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
-        (out / "printed.txt").write_text(done.stdout, encoding="utf-8")
-        if not kept.exists() or not kept.stat().st_size:
+        if done.stdout:
+            (out / "printed.txt").write_text(done.stdout, encoding="utf-8")
+        if not kept.exists():
             raise SystemExit(f"status {done.returncode}, and nothing to read: {source.command}")
         print(f"  {(time.perf_counter() - started) / 60:.1f} min", file=sys.stderr, flush=True)
     return kept.read_text(encoding="utf-8")
