@@ -78,8 +78,9 @@ def table(scenario: Scenario, seeds: range) -> str:
     for row, (metrics, longest_wait_s) in found.items():
         cells = []
         for name in METRICS.values():
-            change = metrics[name].mean() / found[best].metrics[name].mean() - 1.0
-            cells.append(f"{metrics[name].mean():.2f} s" + (f" ({change:+.0%})" if row != best else " (best)"))
+            mean_s, best_s = metrics[name].mean(), found[best].metrics[name].mean()
+            change = f"{mean_s / best_s - 1.0:+.0%}" if row != best else "best"
+            cells.append(f"{mean_s:.2f} s ({change})")
         ratios = metrics["e2e_mean_s"] / found[best].metrics["e2e_mean_s"] - 1.0
         cells += [f"{ratios.max():+.0%}", f"{longest_wait_s:.1f} of {HoldSpec().max_hold_s:g} s"]
         rows.append([row.name, *cells])

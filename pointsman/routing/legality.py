@@ -74,10 +74,9 @@ def has_place(signals, k, prompt_tokens, policy, share):
     """
     if signals[OUTSTANDING, k] == 0.0:
         return True
-    if signals[OUTSTANDING, k] >= policy.stream_limit:
+    if booked_tokens(signals, k) + prompt_tokens > share * policy.kv_limit * signals[KV_CAPACITY_TOKENS, k]:
         return False
-    limit = share * policy.kv_limit * signals[KV_CAPACITY_TOKENS, k]
-    return booked_tokens(signals, k) + prompt_tokens <= limit
+    return signals[OUTSTANDING, k] < policy.stream_limit
 
 
 @kernel

@@ -130,7 +130,7 @@ def test_nobody_sees_the_true_length() -> None:
     prompts = [5000, 5000, 3000, 600, 100]
     first_asked = []
     for last_outputs in (1, 39):
-        workload = make_workload([0.0, 0.0, 0.1, 0.2, 0.3], prompts, [30, 30, 1, last_outputs, last_outputs])
+        workload = make_workload([0.0, 0.0, 0.1, 0.2, 0.3], prompts, [30, 39, 1, last_outputs, last_outputs])
         run = Run(make_ordered(10.0), workload, ONE_AT_A_TIME).to_end()
         first_asked.append(np.argsort(run.requests["dispatched_at"], kind="stable")[:3].tolist())
     assert first_asked[0] == first_asked[1] == [0, 1, 4]
