@@ -37,9 +37,9 @@ Overrides = Annotated[
 
 def scenario_names(incomplete: str) -> list[str]:
     """For completion in a shell."""
-    from pointsman.experiments.scenarios import SCENARIOS, UNSEEN
+    from pointsman.experiments.scenarios import SATURATED, SCENARIOS, UNSEEN
 
-    return [name for name in (*SCENARIOS, *UNSEEN) if name.startswith(incomplete)]
+    return [name for name in (*SCENARIOS, *SATURATED, *UNSEEN) if name.startswith(incomplete)]
 
 
 def policy_names(incomplete: str) -> list[str]:

@@ -66,6 +66,9 @@ class HoldRule(Spec):
     prefill_limit_tokens: float = Field(
         default=2048, gt=0, description="room: prompt tokens that may wait on a replica"
     )
+    stream_limit: int | None = Field(
+        default=None, gt=0, description="room: requests that a replica may have; absent = any number"
+    )
     recheck_s: float = Field(
         default=1.0, ge=0, description="a held request is decided anew when there is room, or after this"
     )
@@ -203,6 +206,7 @@ class RoutingEnv:
         self._own.rows.hold_s = spec.hold.recheck_s
         self._own.rows.kv_limit = spec.hold.kv_limit
         self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
+        self._own.rows.stream_limit = spec.hold.stream_limit or np.inf
         self._own.rows.ttft_limit_s, self._own.rows.step_limit_s = self.slo.ttft_s, self.slo.tpot_s
         self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
         self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]

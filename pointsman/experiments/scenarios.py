@@ -123,7 +123,7 @@ def find_scenario(name: str, changes: Sequence[str] = ()) -> Scenario:
     """One of ours by its name, or a configuration file by its path."""
     if is_file(name):
         return replace(scenario_of_file(Path(name).expanduser()), changes=tuple(changes))
-    known = {**SCENARIOS, **UNSEEN}
+    known = {**SCENARIOS, **SATURATED, **UNSEEN}
     if name in known:
         return replace(known[name], changes=tuple(changes))
     near = difflib.get_close_matches(name, known, n=1)
@@ -336,6 +336,23 @@ SCENARIOS: Mapping[str, Scenario] = {
     )
 }
 
+# More than the cluster can serve, however it is routed; beside the others, whose means they would dominate.
+SATURATED: Mapping[str, Scenario] = {
+    name: Scenario(name, what, data)
+    for name, what, data in (
+        (
+            "saturated-chat",
+            "steady-chat at 1.1 of capacity for 8,000 requests, then drained",
+            _fixed(_traffic(1.1)),
+        ),
+        (
+            "saturated-memory",
+            "tight-memory at 1.15 of capacity for 8,000 requests, then drained",
+            _fixed(_traffic(1.15), **_TIGHT),
+        ),
+    )
+}
+
 UNSEEN: Mapping[str, Scenario] = {
     name: Scenario(name, what, data)
     for name, what, data in (
@@ -373,5 +390,6 @@ PREFIXES = ("multi-turn", "shared-system-prompt", "agents", "rag", "mooncake")
 SUITES: Mapping[str, tuple[str, ...]] = {
     "all": tuple(name for name in SCENARIOS if name not in PREFIXES),
     "prefixes": PREFIXES,
+    "saturated": ("overload", *SATURATED),
     "generalisation": ("wide-16", "wide-64", "straggler", "failure", *UNSEEN),
 }
