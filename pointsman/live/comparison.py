@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def open_workloads(configs: Sequence[Config], base_dir: Path | None) -> list[Wor
 
 
 def parts_of(workload: Workload, num_parts: int) -> list[Workload]:
-    """Cut a workload into parts of equal length, each of which begins at time 0."""
+    """Cut a trace into parts of equal length, each of which begins at time 0."""
     if len(workload) < num_parts:
         raise InputError("--seeds", num_parts, f"the trace has {len(workload)} requests", "use fewer")
     bounds = np.linspace(0, len(workload), num_parts + 1).astype(int)
@@ -144,6 +145,9 @@ def parts_of(workload: Workload, num_parts: int) -> list[Workload]:
             num_decode_tokens=workload.num_decode_tokens[first:last],
             session=workload.session[first:last],
             request_id=workload.request_id[first:last],
+            chain_start=workload.chain_start[first:last],
+            chain_length=workload.chain_length[first:last],
+            answer_key=workload.answer_key[first:last],
         )
         for first, last in pairwise(bounds)
     ]
@@ -208,7 +212,7 @@ async def _serve(
     address = parse_url(process.url)
     share = 1.0 / plan.num_requests
     load = Load(address, plan.served.model)
-    held, preempted = await _counts(address, plan.urls)
+    before = await _counts(address, plan.urls)
     try:
         async with _sampled_imbalance(address) as samples:
             replay = await load.replay(
@@ -216,12 +220,14 @@ async def _serve(
             )
     finally:
         load.close()
-    held_after, preempted_after = await _counts(address, plan.urls)
+    counted = Counts(*np.subtract(await _counts(address, plan.urls), before))
     metrics = measure_live(replay, plan.configs[block].slo) | {
         "imbalance_cv": float(np.mean(samples)) if samples else 0.0,
-        "held_share": (held_after - held) / len(replay.requests),
-        "preemptions": preempted_after - preempted,
+        "held_share": counted.held / len(replay.requests),
+        "preemptions": counted.preempted,
     }
+    if plan.workloads[block].is_shared:
+        metrics["hit_share"] = counted.cached_tokens / max(1.0, counted.prompt_tokens)
     return replay, metrics
 
 
@@ -234,11 +240,20 @@ def measure_live(replay: Replay, slo: SloSpec) -> Metrics:
     )
 
 
-async def _counts(address: Address, urls: Sequence[str]) -> tuple[float, float]:
-    """Requests the router has held, and preemptions on all servers."""
+class Counts(NamedTuple):
+    """What one router and all servers have counted."""
+
+    held: float
+    preempted: float
+    prompt_tokens: float  # looked up in prefix caches
+    cached_tokens: float  # and found there
+
+
+async def _counts(address: Address, urls: Sequence[str]) -> Counts:
     held = (await scrape(address)).total("pointsman_holds_total")
     pages = [await scrape(parse_url(url), key_header()) for url in urls]
-    return held, sum(page.total("vllm:num_preemptions_total") for page in pages)
+    names = ("num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
+    return Counts(held, *(sum(page.total(f"vllm:{name}_total") for page in pages) for name in names))
 
 
 @asynccontextmanager
