@@ -57,7 +57,7 @@ LOADS: dict[str, dict[str, Any]] = {
     "multi-turn": {
         "arrivals": {"kind": "poisson", "load": 2.5},
         "lengths": {"kind": "lognormal", "prompt_mean": 1500, "output_mean": 40},
-        "requests": 600,
+        "requests": 500,
         "prefixes": {
             "systems": {"count": 8, "tokens": 1500, "cv": 0.2},
             "turns": 4,
@@ -130,6 +130,7 @@ async def rival(program: Path, thresholds: Thresholds, urls: Sequence[str]) -> A
     command = [str(program), *(["launch"] if program.name == "smg" else [])]
     command += ["--worker-urls", *urls, "--port", str(port), "--prometheus-port", str(free_port())]
     command += ["--policy", "cache_aware", *thresholds.options, "--log-level", "error"]
+    command += ["--worker-startup-check-interval", "1"]
     with tempfile.TemporaryDirectory() as folder:
         async with running(command, port, Path(folder)):
             url = f"http://127.0.0.1:{port}"
@@ -302,6 +303,6 @@ if __name__ == "__main__":
     parser.add_argument("--unequal", action="store_true", help=f"servers on {', '.join(UNEQUAL)}")
     parser.add_argument("--loads", default=",".join(LOADS))
     parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--time-scale", type=float, default=4.0, help="how much faster than real time")
+    parser.add_argument("--time-scale", type=float, default=3.0, help="how much faster than real time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every TTFT")
     run_to_end(main(parser.parse_args()))
