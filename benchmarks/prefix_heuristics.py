@@ -1,6 +1,6 @@
 """Every heuristic, tuned, on the scenarios whose prompts share prefixes; beside `default`.
 
-    python benchmarks/prefix_heuristics.py --tuned FOLDER [--seeds 6] [--scenarios multi-turn,rag] [--decisions N]
+    python benchmarks/prefix_heuristics.py --tuned FOLDER [--scenarios multi-turn,rag] [--decisions N]
 
 Parameters are searched for on selection seeds (as `pointsman tune` does), for TTFT + ½ TTFT²: one set for all
 scenarios named. What was found is kept in FOLDER and used again. Then all serve the report seeds. In front of

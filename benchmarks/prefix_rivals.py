@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 from router_cost import free_port, running
 
-from pointsman.config import load_config
+from pointsman.config import Config, load_config
 from pointsman.errors import InputError
 from pointsman.evaluation.bootstrap import paired_ratios
 from pointsman.experiments.scenarios import REPORT_SEEDS, SELECTION_SEEDS
@@ -160,9 +160,14 @@ async def ours(policy: str, urls: Sequence[str]) -> AsyncIterator[str]:
 # --- one block ---
 
 
-def block_of(load: str, devices: Sequence[str], seed: int) -> Prepared:
+def block_config(load: str, devices: Sequence[str], seed: int, num_requests: int | None = None) -> Config:
+    workload = LOADS[load] if num_requests is None else LOADS[load] | {"requests": num_requests}
     cluster = {"replicas": [{"device": device} for device in devices], "model": MODEL}
-    return prepare(load_config(None, (), {"workload": LOADS[load], "cluster": cluster, "seed": seed}))
+    return load_config(None, (), {"workload": workload, "cluster": cluster, "seed": seed})
+
+
+def block_of(load: str, devices: Sequence[str], seed: int) -> Prepared:
+    return prepare(block_config(load, devices, seed))
 
 
 class Servers(NamedTuple):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,8 +71,7 @@ class Plan:
     def what(self) -> str:
         first = self.workloads[0]
         rate_rps = len(first) / max(float(first.arrived_at[-1]), 1e-9)
-        count = len(self.urls)
-        servers = "1 live server" if count == 1 else f"{count} live servers"
+        servers = "1 live server" if len(self.urls) == 1 else f"{len(self.urls)} live servers"
         return f"{servers} of {self.served.model}, {len(first):,} requests a block at {rate_rps:.3g}/s"
 
 
@@ -176,6 +176,7 @@ async def compare_live(
     """Takes as long as the arrivals do, for each policy. Within `run_to_end`: it starts routers."""
     rows: dict[str, list[Metrics]] = {policy: [] for policy in plan.policies}
     curves = {policy: {curve: LatencyHistogram() for curve in CURVES} for policy in plan.policies}
+    words = count(secrets.randbits(32))  # of each run its own: nobody finds what another left in the caches
     async with AsyncExitStack() as stack:
         routers = {
             policy: await stack.enter_async_context(router(source, plan.servers))
@@ -185,7 +186,7 @@ async def compare_live(
             on_ready(routers)
         for block in range(len(plan.workloads)):
             for policy in _order(list(plan.policies), block):
-                replay, metrics = await _serve(plan, block, routers[policy], progress)
+                replay, metrics = await _serve(plan, block, next(words), routers[policy], progress)
                 _check(policy, replay)
                 rows[policy].append(metrics)
                 for curve, histogram in curves[policy].items():
@@ -207,7 +208,7 @@ def _order(policies: Sequence[str], block: int) -> Sequence[str]:
 
 
 async def _serve(
-    plan: Plan, block: int, process: RouterProcess, progress: Shares | None
+    plan: Plan, block: int, words: int, process: RouterProcess, progress: Shares | None
 ) -> tuple[Replay, Metrics]:
     address = parse_url(process.url)
     share = 1.0 / plan.num_requests
@@ -216,7 +217,7 @@ async def _serve(
     try:
         async with _sampled_imbalance(address) as samples:
             replay = await load.replay(
-                plan.workloads[block], block, (lambda done: progress(share * done)) if progress else None
+                plan.workloads[block], words, (lambda done: progress(share * done)) if progress else None
             )
     finally:
         load.close()
@@ -278,13 +279,13 @@ async def _sampled_imbalance(address: Address) -> AsyncIterator[list[float]]:
 
 
 def _check(policy: str, replay: Replay) -> None:
-    count = len(replay.requests)
+    num_requests = len(replay.requests)
     num_failed = replay.problems.total()
     reasons = ", ".join(f"{reason}: {number}" for reason, number in replay.problems.most_common(3))
-    if num_failed == count:
+    if num_failed == num_requests:
         raise InputError(OPTION, policy, f"every request failed ({reasons})", "see what the servers say")
     if num_failed > 0:
-        text = f"{policy}: {num_failed} of {count} requests failed ({reasons}) and count in no latency"
+        text = f"{policy}: {num_failed} of {num_requests} requests failed ({reasons}) and count in no latency"
         warnings.warn(PointsmanWarning(text), stacklevel=2)
     late_s = float(np.percentile(replay.lateness_s, 99))
     if late_s > LATE_S:
