@@ -7,7 +7,8 @@ Four servers (`pointsman emulate`, prefix caching on), a router process for each
 loads: chats of four turns with eight system prompts, and one long system prompt that everybody shares. A
 block is a seed's arrivals. Every router serves each block, one after the other and each time in another
 order, so that what drifts hits all of them; the prompts have the same lengths and share the same parts, but
-every router has words of its own, so nobody finds what another one left in the caches. The rivals run
+every router has words of its own, so nobody finds what another one left in the caches. A run in which 1 % of
+the requests were sent over 30 ms late is made again, up to twice: the machine was busy. The rivals run
 `cache_aware` as they come, and with the best of a few thresholds, found before on a block of its own.
 
 Times are those of the emulated servers (wall-clock times the time scale). `cached` is what the servers
@@ -52,6 +53,7 @@ MODEL = "Llama-3.1-8B"
 EQUAL, UNEQUAL = ("L40S",) * 4, ("A100-80", "L40S", "A40", "A10")
 POLICIES = ("default", "gathering", "late-binding")
 READY_S = 60.0
+LATE_S, MAX_ATTEMPTS = 0.03, 3
 
 LOADS: dict[str, dict[str, Any]] = {
     "multi-turn": {
@@ -176,7 +178,15 @@ class Servers(NamedTuple):
 
 
 async def serve(servers: Servers, url: str, block: Prepared, words: str) -> Served:
-    """`words`: what makes the texts of its prompts."""
+    """Again, if the client was late because the machine was busy; `words` make the texts of the prompts."""
+    for attempt in range(MAX_ATTEMPTS):
+        served = await serve_once(servers, url, block, f"{words} {attempt}")
+        if served.late_p99_s <= LATE_S:
+            break
+    return served
+
+
+async def serve_once(servers: Servers, url: str, block: Prepared, words: str) -> Served:
     scale = servers.time_scale
     workload = block.workload
     thinks = {"think_s": workload.think_s / scale} if len(workload.think_s) else {}
