@@ -128,9 +128,10 @@ def work_over_time(requests: Any, prefill_s_per_token: Floats, decode_s_per_toke
     num_replicas = len(prefill_s_per_token)
     num_windows = max(1, int(begun_s.max() / WORK_WINDOW_S))
     window = np.minimum((begun_s / WORK_WINDOW_S).astype(int), num_windows - 1)
-    work_s = (requests["num_prefill"] - requests["hit_tokens"]) * prefill_s_per_token[replica]
+    computed = requests["num_prefill"] - requests["hit_tokens"]
+    work_s: Floats = computed * prefill_s_per_token[replica]
     work_s += requests["num_decode"] * decode_s_per_token[replica]
-    total: Floats = np.bincount(replica * num_windows + window, work_s, num_replicas * num_windows)
+    total = np.bincount(replica * num_windows + window, work_s, num_replicas * num_windows)
     return total.reshape(num_replicas, num_windows)
 
 
