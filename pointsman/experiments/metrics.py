@@ -131,8 +131,9 @@ def work_over_time(requests: Any, prefill_s_per_token: Floats, decode_s_per_toke
     computed = requests["num_prefill"] - requests["hit_tokens"]
     work_s: Floats = computed * prefill_s_per_token[replica]
     work_s += requests["num_decode"] * decode_s_per_token[replica]
-    total = np.bincount(replica * num_windows + window, work_s, num_replicas * num_windows)
-    return total.reshape(num_replicas, num_windows)
+    total: Floats = np.zeros((num_replicas, num_windows))
+    np.add.at(total, (replica, window), work_s)
+    return total
 
 
 def work_peak(work_s: Floats) -> float:
