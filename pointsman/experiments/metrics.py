@@ -92,7 +92,7 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
 
 
 class HitsOverTime(NamedTuple):
-    """Of the prompt tokens scheduled in each window, the share that was cached."""
+    """The share of the prompt tokens scheduled in each window that was cached."""
 
     window_s: float
     shares: Floats  # [R, windows], NaN where a replica began to serve nobody
