@@ -9,6 +9,8 @@ third of the predicted. How late clients and emulator were is printed: both shar
     python benchmarks/live_agreement.py [--requests 500] [--seeds 6] [--known] [--devices A100-80,L40S,…]
 
 --known tells the router model and device of each server; without it, it finds out how fast they are.
+--prefixes takes a load of prefix_rivals.py, whose prompts share prefixes: mean and P99 TTFT are judged,
+and the share of the prompts that was cached, which must be within 10 %.
 """
 
 from __future__ import annotations
@@ -21,16 +23,20 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from prefix_rivals import LOADS, block_config
+
 from pointsman.config import Config
 from pointsman.evaluation.compare import Comparison, compare
 from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
 from pointsman.live.comparison import compare_live, plan_live
 from pointsman.live.processes import emulator, run_to_end
-from pointsman.report.tables import change, markdown, number
+from pointsman.report.tables import change, markdown, number, percent
 
 MODEL = "Llama-3.1-8B"  # Llama-3-8B with room for the longest conversations
 POLICY, BASELINE = "default", "least-outstanding"
 JUDGED = ("ttft_p99_s", "e2e_mean_s")
+JUDGED_OF_PREFIXES = ("ttft_mean_s", "ttft_p99_s")
+HIT_TOLERANCE = 0.1
 SHOWN = {
     "ttft_mean_s": "TTFT mean",
     "ttft_p99_s": "TTFT P99",
@@ -38,6 +44,10 @@ SHOWN = {
     "e2e_p99_s": "e2e P99",
     "tpot_mean_s": "TPOT mean",
 }
+
+
+def prefix_configs(load: str, devices: Sequence[str], num_requests: int, num_seeds: int) -> list[Config]:
+    return [block_config(load, devices, seed, num_requests=num_requests) for seed in REPORT_SEEDS[:num_seeds]]
 
 
 def configs(devices: Sequence[str], num_requests: int, num_seeds: int) -> list[Config]:
@@ -76,7 +86,16 @@ async def measured(
             return comparison, [replica["late_ms"] for replica in json.load(page)]
 
 
-def report(simulated: Comparison, live: Comparison) -> str:
+def hits_report(simulated: Comparison, live: Comparison) -> str:
+    rows = []
+    for policy in live.names:
+        predicted, found = (one.mean(policy, "hit_share") for one in (simulated, live))
+        is_close = abs(found / predicted - 1) <= HIT_TOLERANCE
+        rows.append([policy, percent(predicted), percent(found), "yes" if is_close else "NO"])
+    return markdown(["prompt cached", "simulated", "measured", "within 10 %"], rows)
+
+
+def report(simulated: Comparison, live: Comparison, judged: Sequence[str]) -> str:
     """The changes, and the values that they come from."""
     changes, seconds = [], []
     for metric, name in SHOWN.items():
@@ -84,7 +103,7 @@ def report(simulated: Comparison, live: Comparison) -> str:
         predicted, found = (one.ratios[POLICY][metric] for one in both)
         expected, actual = predicted.ratio - 1, found.ratio - 1
         is_close = expected * actual > 0 and abs(actual - expected) <= abs(expected) / 3
-        verdict = ("yes" if is_close else "NO") if metric in JUDGED else "–"
+        verdict = ("yes" if is_close else "NO") if metric in judged else "–"
         values = [number(one.mean(policy, metric)) for policy in (BASELINE, POLICY) for one in both]
         changes.append([name, change(predicted), change(found), verdict])
         seconds.append([name, *values])
@@ -102,20 +121,26 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500, help="of each block")
     parser.add_argument("--seeds", type=int, default=6, help="blocks")
     parser.add_argument("--devices", default="A100-80,L40S,A40,A10")
+    parser.add_argument("--prefixes", choices=list(LOADS), metavar="LOAD", help=", ".join(LOADS))
     parser.add_argument("--known", action="store_true", help="tell the router the hardware")
     asked = parser.parse_args()
     devices = asked.devices.split(",")
-    wanted = configs(devices, asked.requests, asked.seeds)
+    judged = JUDGED_OF_PREFIXES if asked.prefixes else JUDGED
+    if asked.prefixes:
+        wanted = prefix_configs(asked.prefixes, devices, asked.requests, asked.seeds)
+    else:
+        wanted = configs(devices, asked.requests, asked.seeds)
     simulated = compare("unequal", "", wanted, [POLICY], BASELINE)
     live, late_ms = run_to_end(measured(devices, wanted, asked.known))
-    print(report(simulated, live))
-    print()
+    print(report(simulated, live, judged), "\n")
+    if asked.prefixes:
+        print(hits_report(simulated, live), "\n")
     client_ms = [1000 * live.metrics[policy]["client_late_p99_s"].max() for policy in live.names]
     print(f"clients late, P99 of the worst block: {max(client_ms):.1f} ms")
     print(f"emulator late at the end, P50 and P99: {late_ms}")
     print(f"load average: {os.getloadavg()}")
     for policy in live.names:
-        for metric in JUDGED:
+        for metric in judged:
             for name, one in (("simulated", simulated), ("measured", live)):
                 blocks = ", ".join(number(float(value)) for value in one.metrics[policy][metric])
                 print(f"{policy} {metric} {name}, block by block: {blocks}")

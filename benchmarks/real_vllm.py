@@ -46,11 +46,15 @@ VLLM_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
-SERVE_OPTIONS = (
-    *("--served-model-name", MODEL, "--host", "127.0.0.1", "--load-format", "dummy", "--enforce-eager"),
-    *("--max-model-len", str(MAX_TOKENS), "--max-num-seqs", "8", "--block-size", "32"),
-    *("--kv-cache-memory-bytes", "36M"),
-)
+
+
+def serve_options(max_tokens: int) -> list[str]:
+    return [
+        *("--served-model-name", MODEL, "--host", "127.0.0.1", "--load-format", "dummy", "--enforce-eager"),
+        *("--max-model-len", str(max_tokens), "--max-num-seqs", "8", "--block-size", "32"),
+        *("--kv-cache-memory-bytes", "36M"),
+    ]
+
 
 # --- processes ---
 
@@ -298,7 +302,7 @@ def main() -> bool:
         servers, started = [], []
         for number in range(NUM_SERVERS):
             port, log = free_port(), folder / f"vllm-{number}.log"
-            command = [options.vllm, "serve", str(model), "--port", str(port), *SERVE_OPTIONS]
+            command = [options.vllm, "serve", str(model), "--port", str(port), *serve_options(MAX_TOKENS)]
             servers.append(f"http://127.0.0.1:{port}")
             started.append((stack.enter_context(process(command, log, **VLLM_ENVIRONMENT)), log))
         print("  vLLM is starting, which takes some minutes", file=sys.stderr, flush=True)

@@ -263,7 +263,8 @@ async def running(command: list[str], port: int, folder: Path) -> AsyncIterator[
             await asyncio.sleep(2)  # vllm-router looks for its workers
             yield process.pid
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it ended by itself
+                os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:

@@ -1,11 +1,16 @@
-"""A Llama of two layers without weights, and a tokenizer of single bytes: enough for a real vLLM to serve."""
+"""A Llama of two layers without weights, and a tokenizer of single bytes: enough for a real vLLM to serve.
+
+Words may be tokens, too, each with the space before it.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 SPECIAL = ("<s>", "</s>")
+SPACE = "Ġ"  # as a symbol of the vocabulary
 CHAT = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}assistant: "
 
 
@@ -20,10 +25,27 @@ def byte_symbols() -> list[str]:
     return [chr(byte) for byte in sorted(printable)] + [chr(256 + index) for index in range(len(others))]
 
 
-def make_model(folder: Path, max_tokens: int) -> None:
+def _beginnings(words: Sequence[str]) -> list[str]:
+    """Of words with their space, as BPE puts them together: letter by letter."""
+    spaced = [SPACE + word for word in words]
+    return list(dict.fromkeys(word[:end] for word in spaced for end in range(2, len(word) + 1)))
+
+
+def _vocabulary(words: Sequence[str]) -> dict[str, int]:
+    symbols = (*SPECIAL, *byte_symbols(), *_beginnings(words))
+    return {symbol: index for index, symbol in enumerate(symbols)}
+
+
+def word_ids(words: Sequence[str]) -> list[int]:
+    vocabulary = _vocabulary(words)
+    return [vocabulary[SPACE + word] for word in words]
+
+
+def make_model(folder: Path, max_tokens: int, words: Sequence[str] = ()) -> None:
     """For `vllm serve FOLDER --load-format dummy`."""
     folder.mkdir(parents=True)
-    vocabulary = {symbol: index for index, symbol in enumerate((*SPECIAL, *byte_symbols()))}
+    vocabulary = _vocabulary(words)
+    merges = [[beginning[:-1], beginning[-1]] for beginning in _beginnings(words)]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     tokenizer = {
@@ -31,7 +53,7 @@ def make_model(folder: Path, max_tokens: int) -> None:
         "added_tokens": [{"id": index, "content": name, **flags} for index, name in enumerate(SPECIAL)],
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
     }
     config = {
         "architectures": ["LlamaForCausalLM"],

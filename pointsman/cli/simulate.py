@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from contextlib import ExitStack
@@ -30,7 +29,6 @@ LATENCY_NAMES = {
     "queueing": "queueing",
 }
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-NUM_HIT_WINDOWS = 60
 
 
 def simulate(
@@ -126,9 +124,7 @@ def _as_json(prepared: Prepared, outcome: Outcome, wall_s: float) -> dict[str, A
 def _hits(outcome: Outcome) -> dict[str, Any]:
     from pointsman.experiments.metrics import hits_over_time
 
-    window_s, shares = hits_over_time(outcome.requests, len(outcome.replicas), NUM_HIT_WINDOWS)
-    rows = [[None if math.isnan(share) else share for share in row] for row in shares.tolist()]
-    return {"hits_over_time": {"window_s": window_s, "hit_share": rows}}
+    return {"hits_over_time": hits_over_time(outcome.requests, len(outcome.replicas)).plain()}
 
 
 def _replica_figures(prepared: Prepared, outcome: Outcome) -> list[dict[str, Any]]:
@@ -197,11 +193,13 @@ def _latency_table(metrics: dict[str, float]) -> Table:
 
 
 def _cached(prepared: Prepared, outcome: Outcome) -> str:
-    from pointsman.report.tables import percent
+    from pointsman.report.tables import number, percent
 
     shares = [figures["hit_share"] for figures in _replica_figures(prepared, outcome)]
     text = f"{percent(outcome.metrics['hit_share'])} of the prompt tokens were cached, "
-    return f"{text}{percent(min(shares))} to {percent(max(shares))} by replica"
+    most = number(outcome.metrics["work_peak"])
+    text += f"{percent(min(shares))} to {percent(max(shares))} by replica; "
+    return f"{text}at most {most} of its fair share of a minute's work on one replica"
 
 
 def _balance(prepared: Prepared, outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""`pointsman tune`: the best weights of a linear score, as a policy file."""
+"""`pointsman tune`: the best weights of a linear score, or parameters of a heuristic, as a policy file."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from pointsman.cli.options import (
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from pointsman.evaluation.tune import Budget, Situation, Tuned
     from pointsman.experiments.objective import Objective
 
@@ -38,6 +40,10 @@ def tune(
     config_files: ConfigFiles = None,
     scenario: ScenarioNames = None,
     suite: Suite = None,
+    policy: Annotated[
+        str,
+        typer.Option("--policy", metavar="NAME", help="What to tune: a heuristic with parameters."),
+    ] = "linear-score",
     objective: Annotated[
         str,
         typer.Option("--objective", metavar="NAME", help="What to minimise: balanced, mean, tail or slo."),
@@ -61,7 +67,7 @@ def tune(
         typer.Option("--out", metavar="FILE.yaml", help="Write the policy, to use like any other."),
     ] = None,
 ) -> None:
-    """Find the weights of the policy linear-score that serve a cluster best.
+    """Find the weights of the policy linear-score that serve a cluster best, or a heuristic's parameters.
 
     Situations are CONFIG, named scenarios or a suite (default: steady-chat). Only selection seeds are used,
     or the first four fifths of a trace; `pointsman evaluate` then judges the policy on others, or on the
@@ -76,6 +82,7 @@ def tune(
     refuse_seed(overrides or [], "leave it out; --seed is that of the search")
     aim = find_objective(objective, parse_keep(keep or []))
     budget = _budget(decisions, minutes)
+    _check_tunable(policy)
     with ExitStack() as outputs:
         file = outputs.enter_context(output_file("--out", out)) if out else None
         outputs.enter_context(compilation_announced())
@@ -91,6 +98,7 @@ def tune(
                 num_threads(threads),
                 advance,
                 [one.check for one in situations],
+                policy,
             )
         wall_s = time.perf_counter() - started
         command = shlex.join(["pointsman", *context.obj])
@@ -106,6 +114,16 @@ def tune(
     if tuned.is_stopped:
         say("interrupted: the best so far, which nothing has checked yet")
         raise typer.Exit(130)
+
+
+def _check_tunable(policy: str) -> None:
+    from pointsman.evaluation.tune import LINEAR_SCORE
+    from pointsman.routing.heuristics import HEURISTICS
+
+    tunable = [LINEAR_SCORE, *(name for name, one in HEURISTICS.items() if one.parameters)]
+    if policy not in tunable:
+        problem = "has no parameters" if policy in HEURISTICS else "is no heuristic"
+        raise InputError("--policy", policy, problem, f"name one of {', '.join(tunable)}")
 
 
 def _budget(decisions: int | None, minutes: float | None) -> Budget:
@@ -204,17 +222,29 @@ def _write(file: IO[str], result: dict[str, Any]) -> None:
     yaml.safe_dump(result, file, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _print_tuned(tuned: Tuned, objective: Objective, situations: list[Tuning], wall_s: float) -> None:
-    from pointsman.evaluation.bootstrap import Ratio
-    from pointsman.experiments.own import SELECTION
-    from pointsman.report.tables import change, number, percent
+def _found_table(tuned: Tuned) -> Table:
+    from pointsman.report.tables import number, percent
+    from pointsman.routing.heuristics import HEURISTICS
 
-    console = stdout()
+    if tuned.policy.parameters:
+        table = plain_table("parameter", "value", "usual", right=("value", "usual"))
+        for one in HEURISTICS[tuned.policy.kind].parameters:
+            table.add_row(one.name, number(tuned.policy.parameters[one.name]), number(one.default))
+        return table
     table = plain_table("signal", "weight", "influence", right=("weight", "influence"))
     weights = tuned.policy.weights
     for name in sorted(weights, key=lambda name: -tuned.influence[name]):
         table.add_row(name, number(weights[name]), percent(tuned.influence[name]))
-    console.print(table, "")
+    return table
+
+
+def _print_tuned(tuned: Tuned, objective: Objective, situations: list[Tuning], wall_s: float) -> None:
+    from pointsman.evaluation.bootstrap import Ratio
+    from pointsman.experiments.own import SELECTION
+    from pointsman.report.tables import change, number
+
+    console = stdout()
+    console.print(_found_table(tuned), "")
     where = situations[0].name if len(situations) == 1 else f"{len(situations)} scenarios (geometric mean)"
     if not tuned.is_stopped:
         ratio = change(Ratio(tuned.cost_ratio, float("nan"), float("nan")))

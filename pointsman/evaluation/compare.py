@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -29,7 +29,7 @@ from pointsman.evaluation.bootstrap import (
     resampled_ratios,
     with_intervals,
 )
-from pointsman.experiments.metrics import latency, measure_blocks
+from pointsman.experiments.metrics import HitsOverTime, hits_over_time, latency, measure_blocks
 from pointsman.experiments.objective import Objective
 from pointsman.experiments.own import num_blocks_of, quietly_prepared, replayed
 from pointsman.experiments.setting import Setting, setting_of
@@ -112,6 +112,7 @@ class Comparison:
     curves: Mapping[str, Mapping[str, LatencyHistogram]]
     num_blocks: int = 1
     setting: Setting | None = None  # None on real servers, whose capacity nobody knows
+    hits: Mapping[str, HitsOverTime] = field(default_factory=dict)  # first sample, by policy; if simulated
 
     @property
     def num_samples(self) -> int:
@@ -229,6 +230,7 @@ def compare(
         configs = configs[:1]
     metrics: dict[str, dict[str, list[float]]] = {spec.label: {} for spec in specs}
     curves = {spec.label: {curve: LatencyHistogram() for curve in CURVES} for spec in specs}
+    hits: dict[str, HitsOverTime] = {}
     for runs in _batches(configs, specs, first, base_dir):
         share = len(runs) / (len(configs) * len(specs))
         for run, outcome in zip(runs, _run(runs, num_threads, share, progress), strict=True):
@@ -237,6 +239,8 @@ def compare(
                 metrics[policy].setdefault(metric, []).extend(values)
             for curve, histogram in curves[policy].items():
                 histogram.add(latency(outcome.requests, curve))
+            if "hit_share" in outcome.metrics and policy not in hits:
+                hits[policy] = hits_over_time(outcome.requests, len(outcome.replicas))
     _warn_unfinished(name, metrics)
     tables = {policy: {key: np.array(row) for key, row in table.items()} for policy, table in metrics.items()}
     if objective is not None:
@@ -252,6 +256,7 @@ def compare(
         curves,
         num_blocks,
         setting_of(first, configs, base_dir),
+        hits,
     )
 
 

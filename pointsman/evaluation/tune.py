@@ -1,4 +1,5 @@
-"""The weights of `linear-score`, found by search: a policy in minutes, and the rival of every trained one.
+"""The weights of `linear-score`, found by search: a policy in minutes, and the rival of every trained one; or
+the parameters of another heuristic.
 
 A score is a weighted sum of signals, lowest wins, so only the direction of the weights matters. The search
 (evolution.py) moves in units of each signal's typical spread between replicas, measured first; it minimises
@@ -6,6 +7,8 @@ the geometric mean, over situations and seeds, of the cost relative to least-out
 subject to the objective's limits on tails: what is beyond them counts as cost, several times.
 Every generation sees other seeds, all of them from `SELECTION_SEEDS`; the last word has a block of them that
 the search never saw, so a lucky generation is not mistaken for a good policy.
+
+A parameter is searched for in its own range, from what is usual and a few points drawn at random.
 
 A sum cannot divide a load by a replica's speed. Where speeds differ, that is left to the signals in seconds
 (`prefill_backlog_s`, `work_s`), which are loads times the time each takes there, and to the static ones
@@ -29,6 +32,7 @@ from pointsman.experiments.own import replayed, selection_episodes, trained_on, 
 from pointsman.experiments.running import run_to_end
 from pointsman.experiments.scenarios import SELECTION_SEEDS, Scenario
 from pointsman.experiments.simulate import Prepared, prepare, simulate
+from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.routing.signals import SIGNAL_INDEX
 from pointsman.simulator.cluster import Clusters
@@ -59,7 +63,10 @@ STARTS: tuple[Mapping[str, float], ...] = (
 )
 HITS = "expected_hit_tokens"
 PREFIX_START = {"prefill_backlog_s": 0.7, "outstanding": 0.5, HITS: -0.5}
-STEP_SIZE = 0.2  # of weights that together have length 1
+STEP_SIZE = 0.2  # of weights that together have length 1, and of a parameter's range
+NUM_DRAWN_STARTS = 7  # of parameters, beside the usual ones
+STRETCH = 4.0  # half of the search is for the lowest eighth of a parameter's range
+LINEAR_SCORE = "linear-score"
 
 REQUESTS_PER_SCORE = 32_000  # a policy is judged by at least as many, over situations and seeds
 MIN_SEEDS = 2
@@ -93,7 +100,7 @@ class Budget:
 @dataclass(frozen=True)
 class Tuned:
     policy: PolicySpec
-    influence: dict[str, float]  # of each signal: its weight times its spread, as a share of all
+    influence: dict[str, float]  # of a signal: its weight times its spread, as a share of all; or nothing
     cost_ratio: (
         float  # to least-outstanding, geometric mean over situations and `check_seeds`; NaN if stopped
     )
@@ -142,8 +149,11 @@ def tune(
     num_threads: int = 1,
     progress: Progress | None = None,
     checks: Sequence[Situation] | None = None,
+    kind: str = LINEAR_SCORE,
 ) -> Tuned:
     """Search until the budget is used up, then choose between the start, the last mean and their average.
+
+    Of a `kind` other than linear-score its parameters are searched for; the usual ones may win, too.
 
     `checks` are what that choice is made on, where it is not the same as what is searched on. Ctrl-C ends the
     search, from its first generation on: the result is what it has come to, unchecked.
@@ -155,12 +165,13 @@ def tune(
     block = min(block, len(SELECTION_SEEDS) // (NUM_BLOCKS + NUM_CHECK_BLOCKS))
     search_seeds = SELECTION_SEEDS[: NUM_BLOCKS * block]
     check_seeds = SELECTION_SEEDS[-NUM_CHECK_BLOCKS * block :]
-    space = WeightSpace(bench.signal_spreads(search_seeds[:block]))
-    starts = [space.point(start) for start in STARTS]
-    if HITS in space.names:  # prompts share prefixes
-        starts.append(space.point(PREFIX_START))
-    scores = bench.scores([space.policy(point) for point in starts], search_seeds[:block])
-    start = starts[int(np.argmin(scores))]
+    space: WeightSpace | ParameterSpace
+    if kind == LINEAR_SCORE:
+        space = WeightSpace(bench.signal_spreads(search_seeds[:block]))
+    else:
+        space = ParameterSpace(kind)
+    scores = bench.scores([space.policy(point) for point in space.starts], search_seeds[:block])
+    start = space.starts[int(np.argmin(scores))]
     search = EvolutionStrategy(start, STEP_SIZE, np.random.default_rng(seed))
     average, num_generations, share = start, 0, 0.0
     best, cost_ratio = average, math.nan
@@ -170,12 +181,12 @@ def tune(
             first = num_generations * block % len(search_seeds)
             policies = [space.policy(point) for point in search.ask()]
             search.tell(bench.scores(policies, search_seeds[first : first + block]))
-            search.rescale()
+            space.settle(search)
             num_generations += 1
             # Later means count more. The average of noisy steps is often better than the last of them.
             average = best = average + 2 / (num_generations + 1) * (search.mean - average)
             share = meter.share(bench.num_decisions)
-        finalists = [start, search.mean, average]
+        finalists = [start, search.mean, average, *space.always_judged]
         judged = judge.judge([space.policy(point) for point in finalists], check_seeds)
         chosen = int(np.argmin(judged.sum(axis=0)))
         best, cost_ratio = finalists[chosen], math.exp(float(judged[0, chosen]))
@@ -220,11 +231,21 @@ class _Meter:
 class WeightSpace:
     """Points [D] of length 1: the weights of the signals that differ at all, in units of their spread."""
 
+    always_judged: Sequence[Floats] = ()
+
     def __init__(self, spreads: Mapping[str, float]) -> None:
         if spreads["outstanding"] == 0:  # hardly any load: a policy needs some signal all the same
             spreads = {**spreads, "outstanding": 1.0}
         self.names = [name for name in TUNED_SIGNALS if spreads[name] > 0]
         self._spreads = np.array([spreads[name] for name in self.names])
+
+    @property
+    def starts(self) -> list[Floats]:
+        is_shared = HITS in self.names  # prompts have prefixes in common
+        return [self.point(start) for start in (*STARTS, *([PREFIX_START] if is_shared else []))]
+
+    def settle(self, search: EvolutionStrategy) -> None:
+        search.rescale()
 
     def point(self, weights: Mapping[str, float]) -> Floats:
         point = np.array([weights.get(name, 0.0) for name in self.names])
@@ -240,6 +261,37 @@ class WeightSpace:
     def influence(self, point: Floats) -> dict[str, float]:
         shares = np.abs(point) / np.abs(point).sum()
         return {name: float(share) for name, share in zip(self.names, shares, strict=True)}
+
+
+class ParameterSpace:
+    """Points [D] of the unit cube: where each parameter of a heuristic stands in its range."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._parameters = HEURISTICS[kind].parameters
+        usual = [(one.default - one.lowest) / (one.highest - one.lowest) for one in self._parameters]
+        self._usual: Floats = np.log1p(np.array(usual) * math.expm1(STRETCH)) / STRETCH
+        self.always_judged: Sequence[Floats] = (self._usual,)
+
+    @property
+    def starts(self) -> list[Floats]:
+        drawn = np.random.default_rng(0).random((NUM_DRAWN_STARTS, len(self._parameters)))
+        return [self._usual, *drawn]
+
+    def settle(self, search: EvolutionStrategy) -> None:
+        search.mean = search.mean.clip(0.0, 1.0)
+
+    def policy(self, point: Floats) -> PolicySpec:
+        """Rounded to what a person would read."""
+        shares = np.expm1(STRETCH * point.clip(0.0, 1.0)) / math.expm1(STRETCH)
+        values = {
+            one.name: float(f"{one.lowest + share * (one.highest - one.lowest):.3g}")
+            for one, share in zip(self._parameters, shares.tolist(), strict=True)
+        }
+        return PolicySpec(kind=self._kind, parameters=values)
+
+    def influence(self, point: Floats) -> dict[str, float]:
+        return {}
 
 
 class Bench:

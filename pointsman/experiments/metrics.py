@@ -8,22 +8,27 @@ Times are seconds and end in `_s`. Every request of the workload counts; a run i
   preempted requests count.
 - `slo_excess`: seconds by which the first token came after its limit, and the stream ended after its own.
 - `hit_share`: share of the prompt tokens that were cached where they went; only where prompts share prefixes.
+- `work_peak`: the most work that a replica got in a minute, over its fair share; only there, too.
 - `ttft_square`: TTFT squared, what the age of waiting requests adds up to (objective.py).
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.config import SloSpec
+from pointsman.routing.signals import DECODE_S_PER_TOKEN, PREFILL_S_PER_TOKEN
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.state import TBT_BINS_PER_OCTAVE, TBT_LOWEST_EXPONENT
 
 PERCENTILES = (50, 90, 95, 99)
 CLIENT_LATENCIES = ("ttft", "tpot", "e2e")  # those that a client can measure
+WORK_WINDOW_S = 60.0
+NUM_HIT_WINDOWS = 60
 OF_A_WHOLE_RUN = ("duration_s", "requests_per_s", "tokens_per_s", "goodput_per_s")
 Floats = NDArray[np.float64]
 
@@ -69,6 +74,8 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     shares = replicas["num_sent"] / max(1, replicas["num_sent"].sum())
     if sim.prefixes != 0:
         metrics["hit_share"] = float(replicas["hit_tokens"].sum() / max(1, replicas["prompt_tokens"].sum()))
+        speeds = clusters.signals[i][[PREFILL_S_PER_TOKEN, DECODE_S_PER_TOKEN]]
+        metrics["work_peak"] = work_peak(work_over_time(requests, *speeds))
     return metrics | {
         "imbalance_cv": float(sim.imbalance_area / sim.busy_span) if sim.busy_span > 0 else 0.0,
         "share_min": float(shares.min()),
@@ -84,11 +91,20 @@ def measure(clusters: Clusters, i: int, slo: SloSpec) -> dict[str, float]:
     }
 
 
-def hits_over_time(requests: Any, num_replicas: int, num_windows: int) -> tuple[float, Floats]:
-    """Length of a window in s, and [R, num_windows] of the prompt tokens scheduled in it the share cached.
+class HitsOverTime(NamedTuple):
+    """The share of the prompt tokens scheduled in each window that was cached."""
 
-    NaN where a replica began to serve nobody. By where a request was finished, if it was sent twice.
-    """
+    window_s: float
+    shares: Floats  # [R, windows], NaN where a replica began to serve nobody
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        rows = [[None if math.isnan(share) else share for share in row] for row in self.shares.tolist()]
+        return {"window_s": self.window_s, "hit_share": rows}
+
+
+def hits_over_time(requests: Any, num_replicas: int, num_windows: int = NUM_HIT_WINDOWS) -> HitsOverTime:
+    """By where a request was finished, if it was sent twice."""
     requests = requests[requests["completed_at"] >= 0]
     begun_s = requests["scheduled_at"]
     window_s = max(float(begun_s.max()) / num_windows, 1e-12)
@@ -98,7 +114,34 @@ def hits_over_time(requests: Any, num_replicas: int, num_windows: int) -> tuple[
         np.bincount(at, requests[name], num_replicas * num_windows) for name in ("hit_tokens", "num_prefill")
     )
     shares = np.divide(hit, asked, out=np.full(len(hit), np.nan), where=asked > 0)
-    return window_s, shares.reshape(num_replicas, num_windows)
+    return HitsOverTime(window_s, shares.reshape(num_replicas, num_windows))
+
+
+def work_over_time(requests: Any, prefill_s_per_token: Floats, decode_s_per_token: Floats) -> Floats:
+    """[R, minutes] seconds of work that each replica began in each minute.
+
+    Work are the prompt tokens that were not cached and the output tokens, at the replica's own speed, so that
+    replicas with as much of it are loaded alike. A begun minute counts as the one before it.
+    """
+    requests = requests[requests["completed_at"] >= 0]
+    replica, begun_s = requests["replica"], requests["scheduled_at"]
+    num_replicas = len(prefill_s_per_token)
+    num_windows = max(1, int(begun_s.max() / WORK_WINDOW_S))
+    window = np.minimum((begun_s / WORK_WINDOW_S).astype(int), num_windows - 1)
+    computed = requests["num_prefill"] - requests["hit_tokens"]
+    work_s: Floats = computed * prefill_s_per_token[replica]
+    work_s += requests["num_decode"] * decode_s_per_token[replica]
+    total: Floats = np.zeros((num_replicas, num_windows))
+    np.add.at(total, (replica, window), work_s)
+    return total
+
+
+def work_peak(work_s: Floats) -> float:
+    """The most of [R, minutes] over the mean of its minute; quiet minutes, with less than half as much work
+    as usual, do not count: a few requests cannot be shared out evenly."""
+    means = work_s.mean(axis=0)
+    is_busy = means >= 0.5 * means.mean()
+    return float((work_s.max(axis=0) / means)[is_busy].max())
 
 
 def measure_requests(requests: Any, slo: SloSpec, ended_at: float | None = None) -> dict[str, float]:

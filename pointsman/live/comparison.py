@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,8 +71,7 @@ class Plan:
     def what(self) -> str:
         first = self.workloads[0]
         rate_rps = len(first) / max(float(first.arrived_at[-1]), 1e-9)
-        count = len(self.urls)
-        servers = "1 live server" if count == 1 else f"{count} live servers"
+        servers = "1 live server" if len(self.urls) == 1 else f"{len(self.urls)} live servers"
         return f"{servers} of {self.served.model}, {len(first):,} requests a block at {rate_rps:.3g}/s"
 
 
@@ -132,7 +133,7 @@ def open_workloads(configs: Sequence[Config], base_dir: Path | None) -> list[Wor
 
 
 def parts_of(workload: Workload, num_parts: int) -> list[Workload]:
-    """Cut a workload into parts of equal length, each of which begins at time 0."""
+    """Cut a trace into parts of equal length, each of which begins at time 0."""
     if len(workload) < num_parts:
         raise InputError("--seeds", num_parts, f"the trace has {len(workload)} requests", "use fewer")
     bounds = np.linspace(0, len(workload), num_parts + 1).astype(int)
@@ -144,6 +145,9 @@ def parts_of(workload: Workload, num_parts: int) -> list[Workload]:
             num_decode_tokens=workload.num_decode_tokens[first:last],
             session=workload.session[first:last],
             request_id=workload.request_id[first:last],
+            chain_start=workload.chain_start[first:last],
+            chain_length=workload.chain_length[first:last],
+            answer_key=workload.answer_key[first:last],
         )
         for first, last in pairwise(bounds)
     ]
@@ -172,6 +176,7 @@ async def compare_live(
     """Takes as long as the arrivals do, for each policy. Within `run_to_end`: it starts routers."""
     rows: dict[str, list[Metrics]] = {policy: [] for policy in plan.policies}
     curves = {policy: {curve: LatencyHistogram() for curve in CURVES} for policy in plan.policies}
+    words = count(secrets.randbits(32))  # of each run its own: nobody finds what another left in the caches
     async with AsyncExitStack() as stack:
         routers = {
             policy: await stack.enter_async_context(router(source, plan.servers))
@@ -181,7 +186,7 @@ async def compare_live(
             on_ready(routers)
         for block in range(len(plan.workloads)):
             for policy in _order(list(plan.policies), block):
-                replay, metrics = await _serve(plan, block, routers[policy], progress)
+                replay, metrics = await _serve(plan, block, next(words), routers[policy], progress)
                 _check(policy, replay)
                 rows[policy].append(metrics)
                 for curve, histogram in curves[policy].items():
@@ -203,25 +208,27 @@ def _order(policies: Sequence[str], block: int) -> Sequence[str]:
 
 
 async def _serve(
-    plan: Plan, block: int, process: RouterProcess, progress: Shares | None
+    plan: Plan, block: int, words: int, process: RouterProcess, progress: Shares | None
 ) -> tuple[Replay, Metrics]:
     address = parse_url(process.url)
     share = 1.0 / plan.num_requests
     load = Load(address, plan.served.model)
-    held, preempted = await _counts(address, plan.urls)
+    before = await _counts(address, plan.urls)
     try:
         async with _sampled_imbalance(address) as samples:
             replay = await load.replay(
-                plan.workloads[block], block, (lambda done: progress(share * done)) if progress else None
+                plan.workloads[block], words, (lambda done: progress(share * done)) if progress else None
             )
     finally:
         load.close()
-    held_after, preempted_after = await _counts(address, plan.urls)
+    counted = Counts(*np.subtract(await _counts(address, plan.urls), before))
     metrics = measure_live(replay, plan.configs[block].slo) | {
         "imbalance_cv": float(np.mean(samples)) if samples else 0.0,
-        "held_share": (held_after - held) / len(replay.requests),
-        "preemptions": preempted_after - preempted,
+        "held_share": counted.held / len(replay.requests),
+        "preemptions": counted.preempted,
     }
+    if plan.workloads[block].is_shared:
+        metrics["hit_share"] = counted.cached_tokens / max(1.0, counted.prompt_tokens)
     return replay, metrics
 
 
@@ -234,11 +241,20 @@ def measure_live(replay: Replay, slo: SloSpec) -> Metrics:
     )
 
 
-async def _counts(address: Address, urls: Sequence[str]) -> tuple[float, float]:
-    """Requests the router has held, and preemptions on all servers."""
+class Counts(NamedTuple):
+    """What one router and all servers have counted."""
+
+    held: float
+    preempted: float
+    prompt_tokens: float  # looked up in prefix caches
+    cached_tokens: float  # and found there
+
+
+async def _counts(address: Address, urls: Sequence[str]) -> Counts:
     held = (await scrape(address)).total("pointsman_holds_total")
     pages = [await scrape(parse_url(url), key_header()) for url in urls]
-    return held, sum(page.total("vllm:num_preemptions_total") for page in pages)
+    names = ("num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
+    return Counts(held, *(sum(page.total(f"vllm:{name}_total") for page in pages) for name in names))
 
 
 @asynccontextmanager
@@ -263,13 +279,13 @@ async def _sampled_imbalance(address: Address) -> AsyncIterator[list[float]]:
 
 
 def _check(policy: str, replay: Replay) -> None:
-    count = len(replay.requests)
+    num_requests = len(replay.requests)
     num_failed = replay.problems.total()
     reasons = ", ".join(f"{reason}: {number}" for reason, number in replay.problems.most_common(3))
-    if num_failed == count:
+    if num_failed == num_requests:
         raise InputError(OPTION, policy, f"every request failed ({reasons})", "see what the servers say")
     if num_failed > 0:
-        text = f"{policy}: {num_failed} of {count} requests failed ({reasons}) and count in no latency"
+        text = f"{policy}: {num_failed} of {num_requests} requests failed ({reasons}) and count in no latency"
         warnings.warn(PointsmanWarning(text), stacklevel=2)
     late_s = float(np.percentile(replay.lateness_s, 99))
     if late_s > LATE_S:

@@ -1,8 +1,9 @@
 """Arrivals as real requests: streamed completions from an OpenAI-compatible server, and how long they took.
 
 Open loop: a request is sent when it is due, whatever became of the others, and its times count from when it
-was due. Prompts are common words of three letters, one token and four bytes each with their space, in an
-order of their own for each request, so that no server finds one in its prefix cache.
+was due. The next turn of a chat is due a think time after the answer before it has ended. Where requests
+share prefixes they are chats with the same texts (prompts.py); otherwise no server finds any prompt in its
+prefix cache.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pointsman.live.prompts import Chats, Message, Prompts, streamed_text
 from pointsman.router.http.address import Address
 from pointsman.router.http.limits import Limits
 from pointsman.router.http.messages import Headers
@@ -41,14 +43,7 @@ REQUEST = np.dtype(
 )
 NEVER = -1.0
 OK = 200
-ANSWER_TIMEOUT_S = 600.0  # after the last was sent
-WORDS = (
-    " the and for are but not you all any can had her was one our out day get has him his how man new now old"
-    " see two way who boy did its let put say she too use far few got own run sun ten top try yes yet big end"
-)
-BYTES_PER_TOKEN = 4
-_NUM_POOL_WORDS = 1 << 18
-
+ANSWER_TIMEOUT_S = 600.0  # without any, once the last session has begun
 Done = Callable[[int], None]  # gets the number of requests finished since the last call
 
 
@@ -67,34 +62,29 @@ class Replay:
         return late_s
 
 
-class Prompts:
-    """Texts of any number of tokens, each a piece of a long random one."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng([seed, 0x70AD])
-        words = np.array([f" {word}".encode() for word in WORDS.split()])  # all of BYTES_PER_TOKEN
-        self._text = self._rng.choice(words, _NUM_POOL_WORDS).tobytes().decode()
-
-    def draw(self, num_tokens: int) -> str:
-        start = int(self._rng.integers(_NUM_POOL_WORDS)) * BYTES_PER_TOKEN
-        text = self._text[start : start + num_tokens * BYTES_PER_TOKEN]
-        while len(text) < num_tokens * BYTES_PER_TOKEN:
-            text += self._text[: num_tokens * BYTES_PER_TOKEN - len(text)]
-        return text
-
-
 class _Client(Receiver):
     """One request, from its connection to the end of its answer."""
 
-    __slots__ = ("_before", "_is_retried", "_last", "_last_at", "_load", "_message", "_row", "_status")
+    __slots__ = (
+        "_before",
+        "_body",
+        "_is_retried",
+        "_last",
+        "_last_at",
+        "_load",
+        "_message",
+        "_row",
+        "_status",
+    )
 
-    def __init__(self, load: Load, row: int, message: bytes) -> None:
+    def __init__(self, load: Load, row: int, message: bytes, *, keeps_body: bool) -> None:
         self._load = load
         self._row = row
         self._message = message
         self._status = 0
         self._last_at = 0.0
         self._before = self._last = b""
+        self._body: list[bytes] | None = [] if keeps_body else None
         self._is_retried = False
 
     def start(self) -> None:
@@ -118,6 +108,8 @@ class _Client(Receiver):
             self._load.first_token(self._row, now)
         self._last_at = now
         self._before, self._last = self._last, data
+        if self._body is not None:
+            self._body.append(data)
 
     def on_read(self) -> None:
         pass
@@ -130,6 +122,8 @@ class _Client(Receiver):
             self._load.failed(self._row, "the stream ended early")
         else:
             self._load.finished(self._row, monotonic(), read_usage(tail)[1])
+            if self._body is not None:
+                self._load.answered(self._row, b"".join(self._body))
 
     def on_failure(self, reason: str, *, is_stale: bool) -> None:
         if is_stale and not self._is_retried:  # an idle connection was closed as we used it
@@ -145,10 +139,7 @@ class Load:
     def __init__(self, address: Address, model: str) -> None:
         self.pool = Pool(address, Limits())
         self._model = model
-        self._head = (
-            f"POST {address.prefix}/v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\n"
-            "content-type: application/json\r\n"
-        )
+        self._address = address
 
     def close(self) -> None:
         self.pool.close()
@@ -166,41 +157,67 @@ class Load:
         self._on_done = on_done
         self._open = set(range(len(workload)))
         self._all_done = asyncio.Event()
-        await self._send_all(workload, Prompts(seed))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await self._all_done.wait()
+        self._workload = workload
+        prompts = Prompts(seed)
+        self._chats = Chats(workload, prompts) if workload.is_shared else None
+        await self._send_first_turns(prompts)
+        await self._until_nothing_comes()
         if self._open:
             self.pool.close()
             for row in list(self._open):
                 self.failed(row, f"no answer within {ANSWER_TIMEOUT_S:g} s")
         return Replay(self._requests, np.array(self.gaps_s), self._problems)
 
-    async def _send_all(self, workload: Workload, prompts: Prompts) -> None:
-        due_at = workload.arrived_at.tolist()
-        self._started_at = started_at = monotonic()
-        for row, at in enumerate(due_at):
-            # Written before it is due: with long prompts that takes a while.
-            message = self._message(workload, row, prompts)
-            await asyncio.sleep(max(0.0, started_at + at - monotonic()))
-            self.pool.close_old(monotonic())
-            self._requests["sent_at"][row] = monotonic() - started_at
-            _Client(self, row, message).start()
+    async def _until_nothing_comes(self) -> None:
+        num_open = 0
+        while len(self._open) != num_open:
+            num_open = len(self._open)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    await self._all_done.wait()
 
-    def _message(self, workload: Workload, row: int, prompts: Prompts) -> bytes:
+    async def _send_first_turns(self, prompts: Prompts) -> None:
+        later = self._workload.next_turn
+        first = np.setdiff1d(np.arange(len(self._workload)), later[later >= 0])
+        self._started_at = started_at = monotonic()
+        for row in first.tolist():
+            # Written before it is due: with long prompts that takes a while.
+            message = self._first_message(row, prompts)
+            await asyncio.sleep(max(0.0, started_at + self._workload.arrived_at[row] - monotonic()))
+            self.pool.close_old(monotonic())
+            self._send(row, message)
+
+    def _send(self, row: int, message: bytes) -> None:
+        self._requests["sent_at"][row] = monotonic() - self._started_at
+        keeps_body = self._chats is not None and self._chats.is_continued(row)
+        _Client(self, row, message, keeps_body=keeps_body).start()
+
+    def _first_message(self, row: int, prompts: Prompts) -> bytes:
+        if self._chats is not None:
+            return self._chat_message(row, self._chats.first_turn(row))
+        prompt = prompts.draw(int(self._workload.num_prefill_tokens[row]))
+        return self._message("completions", row, {"prompt": prompt})
+
+    def _chat_message(self, row: int, messages: list[Message]) -> bytes:
+        return self._message("chat/completions", row, {"messages": messages})
+
+    def _message(self, path: str, row: int, prompt: dict[str, Any]) -> bytes:
         body = json.dumps(
             {
                 "model": self._model,
-                "prompt": prompts.draw(int(workload.num_prefill_tokens[row])),
-                "max_tokens": int(workload.num_decode_tokens[row]),
+                **prompt,
+                "max_tokens": int(self._workload.num_decode_tokens[row]),
                 "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }
         )
-        session = int(workload.session[row])
+        session = int(self._workload.session[row])
         session_id = f"x-session-id: {session}\r\n" if session != NO_SESSION else ""
-        return f"{self._head}{session_id}content-length: {len(body)}\r\n\r\n{body}".encode()
+        return (
+            f"POST {self._address.prefix}/v1/{path} HTTP/1.1\r\nhost: {self._address.netloc}\r\n"
+            f"content-type: application/json\r\n{session_id}content-length: {len(body)}\r\n\r\n{body}"
+        ).encode()
 
     # --- what clients say ---
 
@@ -214,9 +231,23 @@ class Load:
             self._requests["num_decode"][row] = num_output
         self._done(row)
 
+    def answered(self, row: int, body: bytes) -> None:
+        """Somebody reads the answer, thinks, and goes on."""
+        assert self._chats is not None
+        later, messages = self._chats.next_turn(row, streamed_text(body))
+        due_at = self._requests["completed_at"][row] + self._workload.think_s[later]
+        self._requests["arrived_at"][later] = due_at
+        message = self._chat_message(later, messages)
+        wait_s = max(0.0, self._started_at + due_at - monotonic())
+        asyncio.get_running_loop().call_later(wait_s, self._send, later, message)
+
     def failed(self, row: int, why: str) -> None:
-        self._problems[why] += 1
-        self._done(row)
+        """Nobody asks the turns that would have followed."""
+        while row in self._open:
+            self._problems[why] += 1
+            self._done(row)
+            if self._chats is not None and self._chats.is_continued(row):
+                row, why = int(self._workload.next_turn[row]), "the turn before it failed"
 
     def _done(self, row: int) -> None:
         self._open.discard(row)

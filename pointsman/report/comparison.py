@@ -18,7 +18,7 @@ from pointsman.report.appraisal import Verdict
 from pointsman.report.choice import choice_of
 from pointsman.report.figure import Figure
 from pointsman.report.page import Section, escape, folded, page, paragraphs, table
-from pointsman.report.plots import change_figure, survival_figure
+from pointsman.report.plots import change_figure, hits_figure, survival_figure
 from pointsman.report.tables import (
     HEADERS,
     MORE,
@@ -31,6 +31,7 @@ from pointsman.report.tables import (
     label,
     markdown,
     metric_text,
+    replica_names,
     samples_text,
 )
 
@@ -203,6 +204,7 @@ def _results(one: Comparison) -> dict[str, Any]:
             policy: {metric: vars(ratio) for metric, ratio in row.items()}
             for policy, row in one.ratios.items()
         },
+        "hits_over_time": {policy: hits.plain() for policy, hits in one.hits.items()},
         "survival": {
             policy: {
                 curve: dict(
@@ -257,7 +259,7 @@ def _section(one: Comparison) -> Section:
     }
     body = f"<p>{escape(one.what)}</p>{headline_html(one)}"
     figures = [*latency_figures(one, one.baseline), *change_figures(ratios, one.baseline)]
-    return Section(one.name, body, figures)
+    return Section(one.name, body, figures, hit_figures(one, one.names), "Prefix caches")
 
 
 def headline_html(one: Comparison) -> str:
@@ -278,6 +280,16 @@ def latency_figures(one: Comparison, thick: str, prefix: str = "") -> list[Figur
         curves = {policy: one.curves[policy][curve].survival() for policy in one.names}
         figures.append(survival_figure(curves, thick, f"{prefix}{title}", x_title))
     return figures
+
+
+def hit_figures(one: Comparison, policies: Sequence[str], prefix: str = "") -> list[Figure]:
+    """How much each replica had cached over the first run of each policy, where prompts share prefixes."""
+    names = replica_names(one.configs[0].cluster)
+    return [
+        hits_figure(one.hits[policy], names, f"{prefix}{policy}: prompt tokens cached, by replica")
+        for policy in policies
+        if policy in one.hits
+    ]
 
 
 def change_figures(ratios: Mapping[str, Mapping[str, Ratio]], baseline: str) -> list[Figure]:

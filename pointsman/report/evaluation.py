@@ -30,11 +30,13 @@ METRICS: Mapping[str, str] = {
     "goodput_per_s": "goodput/s",
     "good_share": "within SLO",
     "imbalance_cv": "imbalance CV",
+    "hit_share": "prompt cached",
+    "work_peak": "most work in a minute",
     "preemptions": "preemptions",
     "held_share": "held",
     COST: "cost",
 }
-_MORE_IS_BETTER = ("requests_per_s", "tokens_per_s", "goodput_per_s", "good_share")
+_MORE_IS_BETTER = ("requests_per_s", "tokens_per_s", "goodput_per_s", "good_share", "hit_share")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class EvaluationReport:
 
     @property
     def metrics(self) -> list[str]:
-        return [name for name in METRICS if name in self.comparisons[0].metrics[self.policy]]
+        """What all comparisons have: prefix caches, for example, only where prompts share prefixes."""
+        return [name for name in METRICS if all(name in one.metrics[self.policy] for one in self.comparisons)]
 
     @cached_property
     def geometric_means(self) -> dict[str, dict[str, Ratio]]:

@@ -13,6 +13,7 @@ from pointsman.report.comparison import (
     DIRECTIONS,
     change_figures,
     headline_html,
+    hit_figures,
     latency_figures,
 )
 from pointsman.report.evaluation import Change, EvaluationReport
@@ -45,6 +46,7 @@ def evaluation_sections(report: EvaluationReport) -> list[Section]:
         _against(report),
         _percentiles(report),
         _latencies(report),
+        *_hits(report),
         Section("Every metric", "".join(_metrics(report, one) for one in report.comparisons)),
     ]
 
@@ -110,6 +112,17 @@ def _latencies(report: EvaluationReport) -> Section:
     more = [figure for pair in figures[1:] for figure in pair]
     folded_away = f"{len(more) // 2} more scenarios"
     return Section("Latency", paragraphs([how_to_read]), figures[0], more, folded_away, is_paired=True)
+
+
+def _hits(report: EvaluationReport) -> list[Section]:
+    """Where prompts share prefixes: the policy beside the first of the others, replica by replica."""
+    figures = [
+        figure
+        for one in report.comparisons
+        for figure in hit_figures(one, [report.policy, report.against[0]], f"{one.name}, ")
+    ]
+    text = "How much of the prompts each replica had cached over time, on the first seed. Empty: none began."
+    return [Section("Prefix caches", paragraphs([text]), figures, is_paired=True)] if figures else []
 
 
 def _metrics(report: EvaluationReport, one: Comparison) -> str:

@@ -8,17 +8,22 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from pointsman.evaluation.bootstrap import Ratio
+from pointsman.experiments.metrics import HitsOverTime
 from pointsman.report.figure import (
     Axis,
     Bar,
+    Cell,
     Figure,
     Ladder,
     Level,
     Line,
+    Map,
+    linear_axis,
     linear_ticks,
     log_axis,
     plain,
     row_axis,
+    short,
 )
 from pointsman.report.tables import change, number
 
@@ -67,6 +72,7 @@ _LOW_TICKS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03, 0.0
 _HIGH_TICKS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 MIN_TICKS, MAX_TICKS = 3, 6
 ROW_HEIGHT = 22
+HITS_COLOUR = "#37a35b"
 HOPELESS = 4.0  # times as long as the slowest request of the middle policy
 LEAST_SHOWN = 1.5  # the ratio that a chart of changes has room for, at least
 
@@ -139,6 +145,25 @@ def percentile_figure(
     height = 12 + 2 * ROW_HEIGHT * max(len(values), 1)
     note = "Dots from left to right: P50, P90, P95, P99."
     return Figure(title, x, rows, ladders, height=min(height, 520), note=note)
+
+
+def hits_figure(hits: HitsOverTime, names: Sequence[str], title: str) -> Figure:
+    """A row for each replica, a column for each window of time; the more was cached, the darker."""
+    cells = [
+        Cell(
+            (column * hits.window_s, (column + 1) * hits.window_s),
+            row,
+            share,
+            f"{name}, {short(column * hits.window_s)} s: {100 * share:.0f} % cached",
+        )
+        for row, name in enumerate(names)
+        for column, share in enumerate(hits.shares[row].tolist())
+        if math.isfinite(share)
+    ]
+    end_s = hits.window_s * hits.shares.shape[1]
+    x = linear_axis("time, s", [0.0, end_s], " s", low=0.0, high=end_s)
+    marks = [Map(cells, HITS_COLOUR, "0 %", "100 % of the prompt tokens cached")]
+    return Figure(title, x, row_axis(names), marks, height=16 * len(names) + 4)
 
 
 def change_figure(ratios: Mapping[str, Ratio], against: str, title: str) -> Figure:

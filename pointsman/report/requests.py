@@ -15,6 +15,7 @@ COLUMNS = (
     ("first_token_at", "first_token_at"),
     ("completed_at", "completed_at"),
     ("num_restarts", "restarts"),
+    ("num_cached_tokens", "hit_tokens"),
 )
 ROWS_AT_ONCE = 65_536
 

@@ -25,8 +25,8 @@ from pointsman.report.evaluation import EvaluationReport
 from pointsman.report.evaluation_page import ANY_OTHER, evaluation_sections
 from pointsman.report.figure import Cell, Figure, Map, linear_axis, row_axis, short
 from pointsman.report.page import Section, paragraphs
+from pointsman.report.tables import replica_names
 from pointsman.routing.sources import DEFAULT
-from pointsman.simulator.spec import ClusterSpec
 
 AGAINST = (BASELINE, *RIVALS, "least-delay", "late-binding", DEFAULT)
 NUM_SEEDS = 8
@@ -155,12 +155,6 @@ def _between(starts: NDArray[np.float64], ends: NDArray[np.float64], times: NDAr
     known = np.where(ends < 0, np.inf, ends)
     begun, done = (np.searchsorted(np.sort(part), times, side="right") for part in (starts, known))
     return np.asarray(begun - done, np.int64)
-
-
-def replica_names(cluster: ClusterSpec) -> list[str]:
-    """Number and device."""
-    devices = [group.device or cluster.device for group in cluster.groups for _ in range(group.count)]
-    return [f"{index} {device}" for index, device in enumerate(devices)]
 
 
 def _map(title: str, rows: Sequence[str], times: NDArray[np.float64], counts: Counts, highest: int) -> Figure:

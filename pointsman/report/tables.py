@@ -11,6 +11,7 @@ from pointsman.config import Config
 from pointsman.evaluation.bootstrap import Ratio
 from pointsman.evaluation.compare import COST, HEADLINES, Comparison
 from pointsman.experiments.own import replayed
+from pointsman.simulator.spec import ClusterSpec
 
 HEADERS = {
     "ttft_mean_s": "TTFT mean",
@@ -25,6 +26,7 @@ HEADERS = {
     "imbalance_cv": "imbalance CV",
     "kv_use_mean": "KV use",
     "hit_share": "prompt cached",
+    "work_peak": "most work in a minute",
     "preemptions": "preemptions",
     "held_share": "held",
 }
@@ -143,6 +145,12 @@ def change(ratio: Ratio) -> str:
 def _rounded(value: float, decimals: int) -> str:
     text = f"{value:.{decimals}f}"
     return text.removeprefix("-") if float(text) == 0 else text
+
+
+def replica_names(cluster: ClusterSpec) -> list[str]:
+    """Number and device."""
+    devices = [group.device or cluster.device for group in cluster.groups for _ in range(group.count)]
+    return [f"{index} {device}" for index, device in enumerate(devices)]
 
 
 def seed_range(seeds: Sequence[int]) -> str:

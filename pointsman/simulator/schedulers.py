@@ -423,6 +423,8 @@ def run_lazily_v1(sim, k, slot, limit):
     if num_new_blocks > replica.num_blocks - replica.used_blocks:
         return -1
 
+    # First, as there is room for as many stretches as blocks: new keys need what others lose.
+    add_all_decodes(sim, k, slot, num_new_blocks)
     left = replica.max_batch_tokens - replica.first_partial
     for position in range(replica.first_partial, replica.num_running):
         i = running[position]
@@ -433,7 +435,6 @@ def run_lazily_v1(sim, k, slot, limit):
             left -= chunk
             if chunk > 0:
                 add_prefill(sim, k, slot, i, chunk)
-    add_all_decodes(sim, k, slot, num_new_blocks)
     return budget
 
 

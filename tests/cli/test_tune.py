@@ -42,6 +42,29 @@ def test_a_policy_file_that_every_command_takes(cli: Cli, tmp_path: Path) -> Non
     assert cli("evaluate", out, *small, "--seeds", 1).status == 0
 
 
+def test_parameters_of_a_heuristic(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "policy.yaml"
+    result = cli(
+        "tune", "--policy", "load-aware", "--scenario", "rag", *SMALL[2:], "--decisions", 1, "--out", out
+    )
+    assert result.status == 0 and "beta" in result.out
+    data = yaml.safe_load(out.read_text())
+    assert data["policy"]["kind"] == "load-aware" and 0.05 <= data["policy"]["parameters"]["beta"] <= 20
+    (own,) = (
+        cli("simulate", "--set", "workload.requests=50", "--set", f"policy.kind={out}", "--json")
+        .json["config"]["policy"]["parameters"]
+        .values()
+    )
+    assert own == data["policy"]["parameters"]["beta"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"), [("random", "has no parameters"), ("default", "is no heuristic")]
+)
+def test_what_has_no_parameters_is_refused(cli: Cli, policy: str, problem: str) -> None:
+    check(cli("tune", "--policy", policy), f"--policy = {policy!r}: {problem}")
+
+
 def test_json_and_the_same_bytes_again(cli: Cli, tmp_path: Path) -> None:
     first, second = (cli("tune", *SMALL, "--seed", 3, "--threads", n, "--json").json for n in (1, 2))
     for result in (first, second):

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from simulator.factories import Run, make_cluster, random_workload
 
+from pointsman.compiled.memory import array_at
 from pointsman.emulator.engine import CAPACITY, Engine
+from pointsman.routing.records import LINK
 from pointsman.simulator.plan import plan_replicas
 from pointsman.simulator.spec import ClusterSpec
+from pointsman.simulator.state import CACHE
 from pointsman.workload import Workload
 
 LITTLE_MEMORY = {"kind": "vllm-v1", "num_blocks": 40}
@@ -110,3 +113,22 @@ def test_slow_steps_take_longer() -> None:
     engine.set_slowdown(4.0)
     engine.admit("slow", 10, 1, 1.0)
     assert engine.next_event_at - 1.0 == pytest.approx(4 * usual)
+
+
+def test_there_are_never_more_stretches_than_blocks() -> None:
+    """Every block is a link of its own, the cache is full, and prompts take several steps."""
+    num_blocks, num_links = 300, 250
+    cluster = make_cluster(replicas=1, scheduler={"kind": "vllm-v1", "num_blocks": num_blocks})
+    engine = Engine(plan_replicas(cluster)[0])
+    cache = array_at(int(engine._replica.cache), CACHE, 1)[0]
+    for number in range(4):
+        links = np.zeros(num_links, LINK)
+        links["key"], links["tokens"] = (
+            1000 * number + np.arange(1, num_links + 1),
+            16 * np.arange(1, num_links + 1),
+        )
+        engine.admit(number, 16 * num_links, 2, max(0.0, float(number)), links, 0)
+        while engine.num_requests > 0:
+            engine.advance(engine.next_event_at)
+        assert cache["last_stretch"] <= num_blocks + 1
+    assert cache["last_stretch"] >= num_blocks - 1, "else nothing was tried"

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from pointsman.evaluation import tune as module
-from pointsman.evaluation.tune import STARTS, Bench, Budget, Situation, Tuned, WeightSpace, shortened, tune
+from pointsman.evaluation.tune import (
+    STARTS,
+    Bench,
+    Budget,
+    ParameterSpace,
+    Situation,
+    Tuned,
+    WeightSpace,
+    shortened,
+    tune,
+)
 from pointsman.experiments.objective import BREACH_WEIGHT, TOLERANCE, find_objective
 from pointsman.experiments.scenarios import REPORT_SEEDS, SELECTION_SEEDS, find_scenario
 from pointsman.experiments.simulate import simulate
@@ -185,3 +197,35 @@ def test_scenarios_are_shortened_unless_their_length_is_given() -> None:
     assert shortened(one, ["workload.requests=70"])(0).config.workload.requests == 70
     timed = shortened(one, ["workload.duration_s=30"])(0).config.workload
     assert (timed.requests, timed.duration_s) == (8000, 30)
+
+
+class CheapestAt(Bench):
+    """A cost that grows with the distance of a parameter from what is best, and nothing is simulated."""
+
+    best: ClassVar = {"overlap_weight": 5.0, "temperature": 0.1}
+    num_requests = 1000
+
+    def judge(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> np.ndarray:
+        self.num_decisions += len(policies)
+        away = [[one.parameters[name] - value for name, value in self.best.items()] for one in policies]
+        return np.stack([np.square(away).sum(axis=1), np.zeros(len(policies))])
+
+
+def test_finds_the_best_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Bench", CheapestAt)
+    found = tune([], BALANCED, Budget(600), kind="overlap-cost")
+    assert found.policy.kind == "overlap-cost" and found.influence == {}
+    assert found.policy.parameters == pytest.approx(CheapestAt.best, abs=0.05)
+
+
+def test_usual_parameters_win_where_the_search_finds_none_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CheapestAt, "best", {"overlap_weight": 1.0, "temperature": 0.0})
+    monkeypatch.setattr(module, "Bench", CheapestAt)
+    found = tune([], BALANCED, Budget(1), kind="overlap-cost")
+    assert found.policy.parameters == CheapestAt.best
+
+
+def test_a_parameter_stays_in_its_range_and_starts_at_what_is_usual() -> None:
+    space = ParameterSpace("prefix-hash")
+    assert space.policy(space.starts[0]).parameters == {"prefix_tokens": 256.0, "load_factor": 1.25}
+    assert space.policy(np.array([-3.0, 9.0])).parameters == {"prefix_tokens": 16.0, "load_factor": 4.0}

@@ -8,7 +8,7 @@ import pytest
 from pointsman.config import Config
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.experiments.capacity import capacity_rps
-from pointsman.experiments.metrics import hits_over_time
+from pointsman.experiments.metrics import hits_over_time, work_over_time, work_peak
 from pointsman.experiments.scenarios import (
     DEFAULT,
     LONGEST_CHAT_TOKENS,
@@ -25,6 +25,7 @@ from pointsman.experiments.scenarios import (
 )
 from pointsman.experiments.simulate import prepare, simulate
 from pointsman.simulator.plan import plan_replicas
+from pointsman.simulator.state import REQUEST
 from pointsman.workload.spec import Rated
 from pointsman.workload.tables import load_table
 
@@ -215,3 +216,21 @@ def test_hits_by_replica_over_time_add_up() -> None:
     whole = requests["hit_tokens"].sum() / requests["num_prefill"].sum()
     assert hits_over_time(requests, 8, 1)[1].min() <= whole <= hits_over_time(requests, 8, 1)[1].max()
     assert whole == pytest.approx(outcome.metrics["hit_share"])
+
+
+def test_work_by_replica_and_minute() -> None:
+    """By hand: twice as slow a replica has the same work with half the tokens."""
+    requests = np.zeros(5, REQUEST)
+    requests["replica"] = (0, 1, 0, 1, 0)
+    requests["scheduled_at"] = (1.0, 59.0, 61.0, 90.0, 125.0)
+    requests["num_prefill"], requests["hit_tokens"] = (100, 100, 90, 40, 10), (0, 50, 0, 0, 0)
+    requests["num_decode"] = (10, 5, 0, 0, 0)
+    requests["completed_at"] = (1.0, 1.0, 1.0, 1.0, 200.0)
+    work_s = work_over_time(requests, np.array([1.0, 2.0]), np.array([10.0, 20.0]))
+    assert work_s.tolist() == [[200.0, 100.0], [200.0, 80.0]], (
+        "what began after the last whole minute is in it"
+    )
+    assert work_peak(work_s) == pytest.approx(100 / 90)
+    assert work_peak(np.array([[9.0, 1.0], [7.0, 0.0]])) == pytest.approx(9 / 8), (
+        "a quiet minute does not count"
+    )

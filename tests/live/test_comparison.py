@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import uvloop
 from routing.learned import make_run
 
 from pointsman.live.comparison import parts_of
-from pointsman.live.servers import Scraped, imbalance
+from pointsman.live.servers import Scraped, imbalance, scrape
+from pointsman.router.http.address import parse_url
 from tests.cli.conftest import Cli
 
 from .factories import workload
@@ -51,9 +54,15 @@ def test_two_policies_of_one_name(cli: Cli, servers: list[str], tmp_path: Path) 
     assert result.status == 2 and "has the name of" in result.err
 
 
+def cached_tokens(servers: list[str]) -> float:
+    pages = [uvloop.run(scrape(parse_url(url))) for url in servers]
+    return sum(page.total("vllm:prefix_cache_hits_total") for page in pages)
+
+
 def test_the_same_comparison_as_on_the_simulator(cli: Cli, servers: list[str], tmp_path: Path) -> None:
     live = [part for url in servers for part in ("--live", url)]
     options = (*SMALL, *FAST, "--objective", "balanced", "--out", tmp_path / "out")
+    hits = cached_tokens(servers)
     result = cli("evaluate", "default", *live, *options, "--against", "round-robin", "--json")
     assert result.status == 0, result.err
     assert "160 requests" in result.err and result.err.count("/dashboard") == 2
@@ -70,7 +79,8 @@ def test_the_same_comparison_as_on_the_simulator(cli: Cli, servers: list[str], t
         assert table["num_requests"] == [40, 40] and table["num_unfinished"] == [0, 0]
         assert min(table["ttft_mean_s"]) > 0 and min(table["tokens_per_s"]) > 0
         assert min(table["cost"]) > min(table["e2e_mean_s"])
-    # Every request of a pair is the same for both.
+    assert cached_tokens(servers) == hits, "each policy has prompts of its own"
+    # Every request of a pair is as long for both.
     tokens = [np.multiply(one["tokens_per_s"], one["duration_s"]) for one in metrics.values()]
     assert tokens[0] == pytest.approx(tokens[1])
     assert "2 live servers of llama-3-8b, 40 requests a block" in (tmp_path / "out" / "table.md").read_text()
@@ -97,6 +107,21 @@ def test_a_trace_is_cut_into_blocks() -> None:
     assert [len(part) for part in parts] == [3, 3, 4]
     assert np.concatenate([part.num_prefill_tokens for part in parts]).tolist() == list(range(1, 11))
     assert [part.arrived_at.tolist() for part in parts[:2]] == [[0.0, 0.5, 1.0]] * 2
+
+
+def test_a_part_of_a_trace_keeps_what_its_prompts_share() -> None:
+    starts, lengths = np.array([0, 1, 3, 3]), np.array([1, 2, 0, 1], np.int32)
+    keys, tokens = np.array([7, 7, 8, 7]), np.array([4, 4, 9, 4], np.int32)
+    whole = replace(
+        workload(4),
+        chain_start=starts,
+        chain_length=lengths,
+        answer_key=np.zeros(4, np.int64),
+        link_key=keys,
+        link_tokens=tokens,
+    )
+    last = parts_of(whole, 2)[1]
+    assert last.is_shared and (last.chain_start.tolist(), last.chain_length.tolist()) == ([3, 3], [0, 1])
 
 
 def test_reading_counters() -> None:

@@ -5,16 +5,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 import uvloop
 
 from pointsman.emulator.cluster import Emulator
 from pointsman.experiments.metrics import latency
 from pointsman.live import load as load_module
-from pointsman.live.load import BYTES_PER_TOKEN, NEVER, Load, Prompts, Replay
+from pointsman.live.load import NEVER, Load, Replay
+from pointsman.live.servers import Scraped
 from pointsman.router.http.address import parse_url
-from pointsman.workload import Workload
+from pointsman.spec import parse_spec
+from pointsman.workload import Workload, build_workload
+from pointsman.workload.spec import WorkloadSpec
 from tests.emulator.serving import MODEL, with_emulator
 
 from .factories import workload
@@ -174,10 +176,48 @@ def test_sessions_are_named() -> None:
     assert b"x-session-id" not in heard[1]
 
 
-def test_prompts_differ_and_are_as_long_as_asked_for() -> None:
-    prompts = Prompts(seed=0)
-    texts = [prompts.draw(64) for _ in range(200)]
-    assert {len(text) for text in texts} == {64 * BYTES_PER_TOKEN}
-    assert len({text[: 16 * BYTES_PER_TOKEN] for text in texts}) > 195, "no block of a prefix cache is shared"
-    assert len(prompts.draw(300_000)) == 300_000 * BYTES_PER_TOKEN, "longer than the text they are cut from"
-    assert np.unique([len(word) for word in load_module.WORDS.split()]) == [3]
+def chats() -> Workload:
+    """Sessions that begin with one of two system prompts, some of several turns, with pauses of no length."""
+    section = {
+        "arrivals": {"kind": "poisson", "rate": 200.0},
+        "lengths": {"kind": "lognormal", "prompt_mean": 60, "output_mean": 20},
+        "requests": 40,
+        "prefixes": {"systems": {"count": 2, "tokens": 100}, "turns": 3, "think_s": 0},
+    }
+    return build_workload(parse_spec(WorkloadSpec, section, "workload"), 0)
+
+
+def test_chats_go_on_with_what_was_answered_and_share_what_the_workload_says() -> None:
+    what = chats()
+    assert what.num_later_turns > 10
+
+    async def check(emulator: Emulator) -> None:
+        (replica,) = emulator.replicas
+        replay = await replayed(replica.url, what)
+        assert not replay.problems
+        requests = replay.requests
+        for row, later in enumerate(what.next_turn.tolist()):
+            if later >= 0:
+                assert requests["sent_at"][later] >= requests["completed_at"][row]
+                assert requests["arrived_at"][later] == requests["completed_at"][row] + what.think_s[later]
+        page = Scraped(replica._metrics.text())
+        assert page.total("vllm:prefix_cache_queries_total") == what.num_prefill_tokens.sum()
+        # All but the last block of every system prompt but the first of each kind, and of all that was said.
+        before = what.link_tokens[what.chain_start + what.chain_length - 1]
+        most, blocks = int(before.sum()), int((before // 16 * 16).sum())
+        assert blocks - 2 * 112 <= page.total("vllm:prefix_cache_hits_total") <= most
+
+    with_emulator(check)
+
+
+def test_turns_after_a_failed_one_are_not_asked() -> None:
+    what = chats()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await read_request(reader)
+            writer.write(b"HTTP/1.1 500 no\r\ncontent-length: 0\r\n\r\n")
+
+    later = what.num_later_turns
+    reasons = {"status 500": len(what) - later, "the turn before it failed": later}
+    assert replay_on(refuse, what).problems == Counter(reasons)

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pointsman.experiments.metrics import HitsOverTime
 from pointsman.report.comparison import ComparisonReport
 
 from .factories import make_comparison
@@ -65,3 +68,18 @@ def test_files_are_complete(report: ComparisonReport, tmp_path: Path) -> None:
     assert (tmp_path / "table.md").read_text() == report.markdown()
     survival = results["comparisons"][0]["survival"]["random"]["ttft"]
     assert len(survival["seconds"]) == len(survival["share_above"]) > 50
+
+
+def test_hits_by_replica_are_shown_where_prompts_share_prefixes() -> None:
+    shares = np.array([[0.0, 0.5, 0.25], [1.0, np.nan, 0.5], [0.1, 0.2, 0.3], [0.1, 0.2, 0.3]])
+    plain = make_comparison(VALUES)
+    one = replace(plain, hits={"least-work": HitsOverTime(60.0, shares)})
+    with_hits, without = (ComparisonReport([which], "", 0.0) for which in (one, plain))
+    assert len(figures_of(with_hits.html())) == len(figures_of(without.html())) + 1
+    assert "1 A100-80, 0 s: 100 % cached" in with_hits.html()
+    assert "1 A100-80, 60 s" not in with_hits.html(), "nobody began there"
+    found = with_hits.results()["comparisons"][0]["hits_over_time"]["least-work"]
+    assert found == {
+        "window_s": 60.0,
+        "hit_share": [[0.0, 0.5, 0.25], [1.0, None, 0.5], *[[0.1, 0.2, 0.3]] * 2],
+    }

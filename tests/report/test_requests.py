@@ -36,10 +36,11 @@ def test_what_never_happened_is_empty() -> None:
     requests = np.zeros(2, REQUEST)
     requests["arrived_at"] = (0.5, 0.25)
     requests["replica"] = (-1, 3)
+    requests["hit_tokens"] = (0, 16)
     for column in ("scheduled_at", "first_token_at", "completed_at"):
         requests[column] = (-1.0, 7.0)
     lines = written(requests, np.array([1, 0]))
-    assert lines[1:] == ["0,3,0,0,0.25,7.0,7.0,7.0,0", "1,,0,0,0.5,,,,0"]
+    assert lines[1:] == ["0,3,0,0,0.25,7.0,7.0,7.0,0,16", "1,,0,0,0.5,,,,0,0"]
 
 
 def test_order_of_ids_over_many_chunks() -> None:
