@@ -1,15 +1,15 @@
 """Writes the requests of a block: when they come, how long they are, which prefixes they share.
 
-    python benchmarks/gpu/block_traffic.py single --trace AzureLLMInferenceTrace_conv.csv --servers a.yaml b.yaml \
-        --load 0.8 --seconds 40 --seed 5 --out two-5.jsonl
+    python benchmarks/gpu/block_traffic.py single --trace AzureLLMInferenceTrace_conv.csv \
+        --servers a.yaml b.yaml --load 0.8 --seconds 40 --seed 5 --out two-5.jsonl
     python benchmarks/gpu/block_traffic.py chats --servers a.yaml b.yaml --load 1 --seed 5 --out chats-5.jsonl
 
 The rate is a share of what the servers can do together by their calibrations (`pointsman calibrate --url`).
 
 `single` has Poisson arrivals and consecutive lengths of a trace; the seed also says where in the trace it
-begins. `chats` are conversations: a system prompt that many share, a first message, and turns that repeat all that was
-said. A row is a request, as the simulator reads it (`workload.trace`, `block_tokens: 16`); `router_blocks.py`
-sends the same rows as token ids. Needs PyYAML.
+begins. `chats` are conversations: a system prompt that many share, a first message, and turns that repeat
+all that was said. A row is a request, as the simulator reads it (`workload.trace`, `block_tokens: 16`);
+`router_blocks.py` sends the same rows as token ids. Needs PyYAML.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def chats(rate: float, seconds: float, seed: int) -> list[dict[str, Any]]:
             )
             if dice.random() < 1 / MEAN_TURNS:
                 break
-            # The answer comes back as other tokens than the server's own: only what was asked before is found.
+            # The answer comes back as other tokens than the server's: only what was asked before is found.
             said += itertools.islice(names, -(-output // BLOCK_TOKENS))
             at += TOKEN_S * output + dice.expovariate(1 / MEAN_THINK_S)
             message = LATER_BLOCKS
@@ -124,10 +124,8 @@ def main() -> None:
     rate = round(asked.load * capacity, 1)
     rows = rows_at(rate)
     asked.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(
-        f"{asked.out}: {len(rows)} requests, {rate}/s of {capacity:.1f}, {mean(rows, 'num_prefill_tokens'):.0f} prompt "
-        f"and {mean(rows, 'num_decode_tokens'):.0f} output tokens each"
-    )
+    tokens = [f"{mean(rows, f'num_{kind}_tokens'):.0f}" for kind in ("prefill", "decode")]
+    print(f"{asked.out}: {len(rows)} requests, {rate}/s of {capacity:.1f}; tokens: {' + '.join(tokens)} each")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Blocks of `router_blocks.py` beside what `predict_blocks.py` had said: changes, intervals, within a third or not.
+"""Blocks of `router_blocks.py` beside what `predict_blocks.py` had said: is it within a third?
 
     python benchmarks/gpu/judge_blocks.py benchmarks/gpu/h200/shares/blocks three two \
         --predicted benchmarks/gpu/h200/shares
 
-A change is the geometric mean over the rounds, each against least-outstanding on the same arrivals. Intervals
-(95 %) come from resampling stretches of five seconds of arrivals, the same ones for both policies.
+A change is the geometric mean over the rounds, each against least-outstanding on the same arrivals.
+Intervals (95 %) come from resampling stretches of five seconds of arrivals, the same ones for both
+policies.
 """
 
 from __future__ import annotations
@@ -60,11 +61,14 @@ def main() -> None:
             reports.append(json.loads(path.with_name(path.name.replace(".csv.gz", ".json")).read_text()))
         num_requests, num_failed = (sum(one[name] for one in reports) for name in ("requests", "failed"))
         is_equal = all(one["books_are_equal"] for one in reports)
-        print(f"{kind}: {num_requests} requests in {len(reports)} blocks, {num_failed} failed, books equal: {is_equal}")
+        counts = f"{num_requests} requests in {len(reports)} blocks, {num_failed} failed"
+        print(f"{kind}: {counts}, books equal: {is_equal}")
         for policy in dict.fromkeys(policy for _, policy in tables):
             if policy == BASELINE:
                 continue
-            pairs = [(table, tables[which, BASELINE]) for (which, one), table in tables.items() if one == policy]
+            pairs = [
+                (table, tables[which, BASELINE]) for (which, one), table in tables.items() if one == policy
+            ]
             found = change(pairs)
             rng = np.random.default_rng(0)
             again = np.array([change(pairs, rng) for _ in range(NUM_RESAMPLED)])
@@ -78,9 +82,19 @@ def main() -> None:
                 values = " ".join(f"{100 * one:+.1f}" for one in (expected, found[k], low[k], high[k]))
                 cells.append(f"{values} {verdict}")
             print(f"  {policy:15} " + " | ".join(cells))
-        base = [measures(*(table[name].to_numpy() for name in TIMES)) for (_, one), table in tables.items() if one == BASELINE]
+        base = [
+            measures(*(table[name].to_numpy() for name in TIMES))
+            for (_, one), table in tables.items()
+            if one == BASELINE
+        ]
         seconds = np.exp(np.mean(np.log(base), axis=0))
-        print("  least-outstanding, s, predicted and measured:", [f"{predicted[BASELINE][name]['seconds']:.3f} {s:.3f}" for name, s in zip(MEASURES, seconds, strict=True)])
+        print(
+            "  least-outstanding, s, predicted and measured:",
+            [
+                f"{predicted[BASELINE][name]['seconds']:.3f} {s:.3f}"
+                for name, s in zip(MEASURES, seconds, strict=True)
+            ],
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """What the simulator says of blocks of requests, from calibrations of the servers: to be written down first.
 
-    python benchmarks/gpu/predict_blocks.py two-1.jsonl two-2.jsonl --servers a.yaml b.yaml --out prediction.json
+    python benchmarks/gpu/predict_blocks.py two-5.jsonl two-6.jsonl --servers a.yaml b.yaml --out two.json
 
 The servers' files are those of `pointsman calibrate --url`. A block is simulated several times, every time
-with all steps of a server a little slower or faster and all arrivals a few milliseconds later: the tail of one
-block hangs on a few requests, and its mean over such runs is what can be predicted. Changes are geometric means
-over blocks and runs, each run against the first policy's.
+with all steps of a server a little slower or faster and all arrivals a few milliseconds later: the tail of
+one block hangs on a few requests, and its mean over such runs is what can be predicted. Changes are
+geometric means over blocks and runs, each run against the first policy's.
 """
 
 from __future__ import annotations

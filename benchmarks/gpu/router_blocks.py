@@ -1,14 +1,14 @@
 """Blocks of requests through `pointsman serve` in front of real servers, and the books afterwards.
 
-    python router_blocks.py block two-1.jsonl --name two_1_default --policy default --router 8110 --admin 8111 \
-        --servers 8101,8102 --out results
+    python router_blocks.py block two-5.jsonl --name two_5_default --policy default --router 8110 \
+        --admin 8111 --servers 8101,8102 --out results
     python router_blocks.py busy 8102,8103 --trace AzureLLMInferenceTrace_conv.csv --streams 45 --seconds 40
     python router_blocks.py wait 8101,8102
 
-`block` waits until nothing runs any more, switches the policy, sends the rows of `block_traffic.py` when they are
-due, and compares what vLLM counted with what the router booked, server by server. `busy` keeps so many streams
-running on each server: a neighbour on the same card. Prompts are token ids; no two blocks have any in common, so
-that no block finds the last one's in a prefix cache. Needs only the standard library.
+`block` waits until nothing runs any more, switches the policy, sends the rows of `block_traffic.py` when
+they are due, and compares what vLLM counted with what the router booked, server by server. `busy` keeps so
+many streams running on each server: a neighbour on the same card. Prompts are token ids; no two blocks have
+any in common, so that no block finds the last one's in a prefix cache. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -81,12 +81,9 @@ class Port:
     async def ask(self, ids: Sequence[int], num_output: int, name: str) -> Answer:
         if not self.model:
             self.model = json.loads(await self.get("/v1/models"))["data"][0]["id"]
-        body = json.dumps(
-            {
-                **{"model": self.model, "prompt": ids, "max_tokens": num_output, "ignore_eos": True},
-                **{"temperature": 0, "stream": True, "stream_options": {"include_usage": True}},
-            }
-        ).encode()
+        asked = {"model": self.model, "prompt": ids, "max_tokens": num_output, "ignore_eos": True}
+        asked |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        body = json.dumps(asked).encode()
         answer = Answer(time.perf_counter())
         try:
             await self._stream(body, name, answer)
