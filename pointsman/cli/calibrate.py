@@ -124,7 +124,7 @@ def _tell(data: dict[str, Any], out: Path) -> None:
     else:
         figures = data["backends"][0]["calibration"]
         errors = measured["uncertainty"]
-        step_s, prompt_s = figures["step_floor_s"], figures["prefill_s_per_token"]
+        step_s, prompt_s = figures["step_floor_s"], figures.get("prefill_s_per_token", 0.0)
         say(
             f"{measured['probes']} probes, the fit is off by {measured['error_of_the_fit']:.1%} typically: "
             f"{1e3 * step_s:.2f} ms a step (±{errors['step_floor_s']:.1%}), "

@@ -65,11 +65,11 @@ def fit_probes(probes: Sequence[Probe]) -> Fit:
 def _figures(cost: StepsCost, _: ServerTimes) -> dict[str, float]:
     tables = cost_tables(cost, None)
     decode = [tables.stage_s(num_decodes=n, context_tokens=n * 1024, num_seqs=n) for n in (1, 32)]
-    prompt = [tables.stage_s(n, pairs=n * n / 2) for n in (512, 1024)]
+    prompt = [tables.stage_s(n, pairs=n * n / 2) for n in (512, 2048)]
     return {
         "step_floor_s": decode[0],
         "decode_s_per_token": (decode[1] - decode[0]) / 31,
-        "prefill_s_per_token": (prompt[1] - prompt[0]) / 512,
+        "prefill_s_per_token": (prompt[1] - prompt[0]) / 1536,
     }
 
 

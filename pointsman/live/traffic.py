@@ -1,8 +1,9 @@
 """What recorded traffic says about a server's speed: from when requests came, began and ended.
 
 A request's stream lasts for its steps; each takes a fixed time, something for every stream that runs beside
-it, and something for every prompt token that is put in meanwhile. Over many requests that is a linear
-regression. Shapes beyond a line, attention, memory and limits do not show in these times.
+it, and something for every prompt token that is computed meanwhile: what a cache held is left out. Over many
+requests that is a linear regression. Shapes beyond a line, attention, memory and limits do not show in these
+times.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ Floats = NDArray[np.float64]
 MIN_REQUESTS = 100
 MIN_OUTPUT = 8
 NUM_RESAMPLED = 40
-NAMES = {"prompt_tokens": "num_prefill_tokens", "output_tokens": "num_decode_tokens"}
+CACHED = "num_cached_tokens"
+NAMES = {
+    "prompt_tokens": "num_prefill_tokens",
+    "output_tokens": "num_decode_tokens",
+    "cached_tokens": CACHED,
+}
 TIMES = ("arrived_at", "num_prefill_tokens", "num_decode_tokens", "first_token_at", "completed_at")
 UNDETERMINED = (
     "attention (cost.d, cost.e) and the shape of the step's time",
     "the scheduler's limits and the KV memory",
     "asynchronous scheduling",
+    "what was cached, where servers do not say (vLLM does with --enable-prompt-tokens-details)",
 )
 
 
@@ -62,7 +69,9 @@ def read_traffic(path: Path) -> pl.DataFrame:
         problem = f"has no column {', '.join(missing)}: arrivals and lengths alone say nothing about speed"
         raise InputError("--traffic", str(path), problem, "probe the server with --url instead")
     server = pl.col("server").cast(pl.String) if "server" in table.columns else pl.lit("all")
-    return table.select(*(pl.col(name).cast(pl.Float64) for name in TIMES), server=server).drop_nulls()
+    cached = pl.col(CACHED).cast(pl.Float64).fill_null(0.0) if CACHED in table.columns else pl.lit(0.0)
+    times = [pl.col(name).cast(pl.Float64) for name in TIMES]
+    return table.select(*times, computed=pl.col("num_prefill_tokens") - cached, server=server).drop_nulls()
 
 
 def fit_traffic(table: pl.DataFrame) -> list[TrafficFit]:
@@ -78,8 +87,7 @@ def fit_traffic(table: pl.DataFrame) -> list[TrafficFit]:
 
 def _fit_server(server: str, rows: pl.DataFrame) -> TrafficFit:
     first, last, prompts, outputs = (
-        rows[name].to_numpy()
-        for name in ("first_token_at", "completed_at", "num_prefill_tokens", "num_decode_tokens")
+        rows[name].to_numpy() for name in ("first_token_at", "completed_at", "computed", "num_decode_tokens")
     )
     timed = np.flatnonzero(outputs >= MIN_OUTPUT)
     table = np.empty((len(timed), 3))
@@ -108,5 +116,5 @@ def _fit_server(server: str, rows: pl.DataFrame) -> TrafficFit:
 def _api_s(rows: pl.DataFrame, cost: dict[str, float]) -> float:
     """What the quickest first tokens took beyond their own step."""
     ttft_s = (rows["first_token_at"] - rows["arrived_at"]).to_numpy()
-    own_s = cost["a"] + cost["b"] * rows["num_prefill_tokens"].to_numpy()
+    own_s = cost["a"] + cost["b"] * rows["computed"].to_numpy()
     return float(max(0.0, np.quantile(ttft_s - own_s, 0.05)))

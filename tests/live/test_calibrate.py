@@ -139,6 +139,17 @@ def test_long_prompts_do_not_look_like_a_limit() -> None:
     with_server(slow, probe)
 
 
+def test_a_second_calibration_finds_nothing_cached() -> None:
+    async def ask_twice(replica: EmulatedReplica) -> None:
+        ttfts_s = []
+        for _ in range(2):
+            server = Server(replica.url)
+            ttfts_s.append((await server.ask((await server.facts()).model, 1400, 1)).ttft_s)
+        assert ttfts_s[1] > 0.5 * step_s(1400, 0)
+
+    with_server(truth(is_async=False), ask_twice)
+
+
 def test_what_others_do_meanwhile_is_thrown_away() -> None:
     async def probe(replica: EmulatedReplica) -> None:
         server = Server(replica.url)
@@ -170,6 +181,19 @@ def test_recorded_traffic_gives_a_line(tmp_path: Path) -> None:
     table.select("arrived_at", "num_prefill_tokens", "num_decode_tokens").write_ndjson(arrivals)
     with pytest.raises(InputError, match="alone say nothing about speed"):
         read_traffic(arrivals)
+
+
+def test_what_was_cached_costs_nothing(tmp_path: Path) -> None:
+    cost = {"kind": "linear", "a": 0.01, "b": 1e-4, "c": 5e-4}
+    run = Run(make_cluster(replicas=1, cost=cost), random_workload(600, 6.0, mean_tokens=120.0)).to_end()
+    cached = np.random.default_rng(3).integers(0, 1000, len(run.requests))
+    pl.DataFrame(
+        {name: run.requests[name] for name in ("arrived_at", "first_token_at", "completed_at")}
+        | {"prompt_tokens": run.requests["num_prefill"] + cached, "cached_tokens": cached}
+        | {"output_tokens": run.requests["num_decode"]}
+    ).write_csv(tmp_path / "traffic.csv")
+    (fit,) = fit_traffic(read_traffic(tmp_path / "traffic.csv"))
+    assert fit.cost["b"] == pytest.approx(1e-4, rel=0.1)
 
 
 def test_what_the_router_records_can_be_calibrated_by(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ class Pick:
     tried: Collection[int] = ()
     request_id = ""
     links = b""
+    cached_tokens: int | None = None
     # How it goes.
     num_retries = 0
     replica_name = NO_REPLICA
@@ -336,12 +337,13 @@ class Pick:
         if self.state != ANSWERED:
             return
         now = monotonic()
-        prompt_tokens, output_tokens, cached_tokens = read_usage(
+        prompt_tokens, output_tokens, self.cached_tokens = read_usage(
             self._last_but_one[-4096:] + self._last[-8192:]
         )
         if self._replica is not None:
             if self._status < 400:
-                self._proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens, cached_tokens)
+                books = self._proxy.books
+                books.finished(self._ticket, now, prompt_tokens, output_tokens, self.cached_tokens)
             else:
                 self._proxy.books.failed(self._ticket, now)
             has_succeeded = self._status not in RETRIED_STATUSES

@@ -49,6 +49,7 @@ class Exchange:
     hold_until = NEVER
     size = 0
     num_retries = 0
+    cached_tokens: int | None = None  # of the prompt, if the server told
     replica_name = NO_REPLICA
     decided_by = NO_POLICY
     _replica: Replica | None = None
@@ -214,9 +215,9 @@ class Exchange:
         assert replica is not None
         now = monotonic()
         self._connection = None
-        prompt_tokens, output_tokens, cached_tokens = read_usage(tail)
+        prompt_tokens, output_tokens, self.cached_tokens = read_usage(tail)
         if status < 400:
-            proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens, cached_tokens)
+            proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens, self.cached_tokens)
         else:
             proxy.books.failed(self._ticket, now)
         proxy.registry.released(replica, has_succeeded=status not in RETRIED_STATUSES)

@@ -224,6 +224,7 @@ class Proxy:
                             ttft_s,
                             e2e_s,
                             *speed,
+                            exchange.cached_tokens,
                         ),
                         exchange.links,
                     )

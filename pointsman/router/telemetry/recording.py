@@ -44,6 +44,7 @@ class RecordedRequest(msgspec.Struct, gc=False, omit_defaults=True):
     decode_s_per_token: float | None
     prefill_s_per_token: float | None
     speed_error: float | None  # relative standard error of a typical step; None: not known
+    num_cached_tokens: int | None = None  # of the prompt, as its server counted; None: it did not say
     block_hashes: list[int] = []  # written by the recorder
 
 
