@@ -286,13 +286,13 @@ def stop_requests() -> Iterator[StopSwitch]:
 def _failures_as_lines(folder: Path) -> Iterator[None]:
     """A run that went wrong by itself: one line, status 1, and what is left to go on from."""
     from pointsman.training.ppo import DivergedError, RatioError
-    from pointsman.training.ranks import RankError
     from pointsman.training.runs import newest_state
     from pointsman.training.safety import SafetyError
+    from pointsman.workers.peers import WorkerError
 
     try:
         yield
-    except (DivergedError, RatioError, RankError, SafetyError) as error:
+    except (DivergedError, RatioError, WorkerError, SafetyError) as error:
         state = newest_state(folder)
         kept = "nothing was saved yet"
         if state is not None:
