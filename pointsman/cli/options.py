@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pointsman.config import Config
     from pointsman.experiments.objective import Objective
     from pointsman.experiments.scenarios import Scenario
+    from pointsman.workers.processes import Launcher
 
 NUM_SEEDS = 16
 
@@ -96,6 +97,14 @@ NumSeeds = Annotated[
 ]
 NumThreads = Annotated[
     int, typer.Option("--threads", metavar="N", help="0 = one for each core; the result is the same.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Work on a Ray cluster; without an address on that of this machine, started if there is none.",
+    ),
 ]
 ObjectiveName = Annotated[
     str | None,
@@ -262,6 +271,17 @@ def num_threads(asked: int) -> int:
         raise InputError("--threads", asked, "is negative", "use 0 for one thread a core")
     has_affinity = hasattr(os, "sched_getaffinity")
     return asked or (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+
+
+def launcher(ray: str | None) -> Launcher:
+    """Where workers run: on this machine, or on the Ray cluster of `--ray`."""
+    from pointsman.workers.processes import LocalProcesses
+
+    if ray is None:
+        return LocalProcesses()
+    from pointsman.workers.ray_actors import RayActors
+
+    return RayActors(ray)
 
 
 def objective_named(name: str | None, keep: Sequence[str] | None = None) -> Objective | None:

@@ -14,7 +14,7 @@ import typer
 
 from pointsman.cli.console import compilation_announced, print_json, say, stdout
 from pointsman.cli.live import live_options
-from pointsman.cli.options import AsJson, Keep
+from pointsman.cli.options import AsJson, Keep, RayAddress, launcher
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def train(
     workers: Annotated[
         int | None, typer.Option("--workers", metavar="W", help="Processes that train together.")
     ] = None,
+    ray: RayAddress = None,
     objective: Annotated[
         str | None, typer.Option("--objective", metavar="NAME", help="balanced, mean, tail or slo.")
     ] = None,
@@ -100,6 +101,9 @@ def train(
     result is the same to the last bit. A run that diverges ends with status 1 and keeps its last good
     checkpoint, and one that was too short to change the policy ends with status 1, too.
 
+    Several workers share environments and gradients; their number, not where they run, decides the result. A
+    worker that is lost is replaced, and its update made again.
+
     With --live, a policy (`default`, or --start-from) learns on from a scenario's arrivals, sent to real
     servers in real time. The policy it started from decides half of them, and takes over if that is better.
 
@@ -126,14 +130,14 @@ def train(
         }
         for option, value in fixed.items():
             if value is not None:
-                remedy = "a run goes on as it was begun; only --minutes or --steps may be given"
+                remedy = "a run goes on as it was begun; only --minutes, --steps and --ray may be given"
                 raise InputError(option, str(value), "given beside --resume", remedy)
     else:
         given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
         given |= {"start_from": start_from}
         config_file, own = _told_apart(config_files or [], scenario or [])
         if live:
-            others = {"--preset": preset, "--env": env, "--workers": workers}
+            others = {"--preset": preset, "--env": env, "--workers": workers, "--ray": ray}
             first, last = [], live_options(live, others, own, start_from)
             preset = None if config_file is not None else "live"
         else:
@@ -150,9 +154,9 @@ def train(
         view() as show,
     ):
         if resume is not None:
-            result = runs.resume(resume, show, stop, command, minutes, steps)
+            result = runs.resume(resume, show, stop, command, minutes, steps, launcher(ray))
         else:
-            result = runs.start(config, folder, show, stop, command)
+            result = runs.start(config, folder, show, stop, command, launcher(ray))
     if result.is_stopped:
         say(f"stopped after update {result.update}; to go on: {_resume_command(result.folder)}")
         raise typer.Exit(130)
