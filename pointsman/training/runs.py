@@ -340,7 +340,7 @@ class Run:
         if self.kept_state is not None and self._kept_policy is not None:
             update += self.kept_state.values["num_updates"]
             self.save()
-        alert = Alert(update, "worker", f"{error}; its place is taken by another one")
+        alert = Alert(update, "worker", f"{error}; another one takes its place")
         if self._curves is not None:
             self._curves.tell([alert])
         self.show.news(alert)

@@ -7,12 +7,15 @@ they are: a pickle of 43,000 gradients takes twice as long.
 from __future__ import annotations
 
 import pickle
+import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+ASK_EVERY_S = 1.0
 PATIENCE_S = 600.0  # an evaluation may take minutes; who says nothing for longer will not come back
 
 
@@ -33,8 +36,15 @@ class _Failure(NamedTuple):
 class Peer:
     """The process at the other end of a link."""
 
-    def __init__(self, link: Connection, name: str, patience_s: float | None = PATIENCE_S) -> None:
-        self.link, self.name, self.patience_s = link, name, patience_s
+    def __init__(
+        self,
+        link: Connection,
+        name: str,
+        is_alive: Callable[[], bool] = lambda: True,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`is_alive` is asked in silence: not every end of a process closes the link."""
+        self.link, self.name, self.is_alive, self.patience_s = link, name, is_alive, patience_s
 
     def send(self, value: Any) -> None:
         self._send(pickle.dumps(value))
@@ -67,8 +77,12 @@ class Peer:
 
     def _receive(self) -> bytes:
         try:
-            if not self.link.poll(self.patience_s):
-                raise LostWorkerError(f"{self.name} did not answer for {self.patience_s:g} s")
+            started = time.monotonic()
+            while not self.link.poll(min(self.patience_s, ASK_EVERY_S)):
+                if not self.is_alive():
+                    raise self._gone()
+                if time.monotonic() - started >= self.patience_s:
+                    raise LostWorkerError(f"{self.name} did not answer for {self.patience_s:g} s")
             return self.link.recv_bytes()
         except (EOFError, OSError):
             raise self._gone() from None

@@ -5,6 +5,7 @@ Here are those of this machine; ray_actors.py has those of a Ray cluster. Both r
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
 import traceback
@@ -43,7 +44,7 @@ def launched(launcher: Launcher, count: int) -> Iterator[list[Peer]]:
 
 def serve(link: Connection) -> None:
     """Do `work(peer, *arguments)` for every (work, arguments) that comes, and send back what it returns."""
-    peer = Peer(link, "the process that the workers work for", patience_s=None)
+    peer = Peer(link, "the process that the workers work for", patience_s=math.inf)
     with suppress(LostWorkerError):
         while True:
             try:

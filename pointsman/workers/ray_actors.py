@@ -47,6 +47,9 @@ class RayActors:
             remedy = "start one by `ray start --head`, or leave the address out"
             raise InputError("--ray", address, f"no Ray cluster answers ({error})", remedy) from None
 
+    def num_free_cores(self) -> int:
+        return max(1, int(ray.available_resources().get("CPU", 0)))
+
     def launch(self, count: int) -> list[RayWorker]:
         remote = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(_Actor)
         key = os.urandom(32)
@@ -68,8 +71,13 @@ class RayActors:
 class RayWorker:
     def __init__(self, actor: Any, number: int, address: tuple[str, int], key: bytes) -> None:
         self._actor = actor
-        actor.serve.remote()
-        self.peer = Peer(_watched(Client(address, authkey=key)), f"worker {number}")
+        serving = actor.serve.remote()
+
+        def is_alive() -> bool:
+            ended, _ = ray.wait([serving], timeout=0)
+            return not ended
+
+        self.peer = Peer(_watched(Client(address, authkey=key)), f"worker {number}", is_alive)
 
     def end(self) -> None:
         ray.kill(self._actor)

@@ -81,7 +81,10 @@ def test_averages_are_the_mean_and_the_same_bits_everywhere() -> None:
 def test_a_lost_rank_is_noticed_at_once_with_its_reason(
     how: str, kind: type[Exception], message: str
 ) -> None:
-    with pytest.raises(WorkerError, match=message) as caught, started(LocalProcesses(), 2, die, (how,)) as ranks:
+    with (
+        pytest.raises(WorkerError, match=message) as caught,
+        started(LocalProcesses(), 2, die, (how,)) as ranks,
+    ):
         ranks.gather(None)  # starting takes longer than the patience of this test
         ranks.peers[0].patience_s = 0.5
         started_at = time.monotonic()
