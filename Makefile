@@ -5,7 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo demo-serve test lint bench clean
+.PHONY: setup demo demo-serve test lint bench results clean
 .DEFAULT_GOAL := demo
 
 setup: .venv/.ready
@@ -44,6 +44,10 @@ bench: setup
 	$(BIN)/python benchmarks/jobs_speed.py
 	$(BIN)/python benchmarks/decision_latency.py
 	$(BIN)/python benchmarks/router_cost.py
+
+# Every measured table of README and docs anew, and which figures differ; RESULTS="--list", "--page jobs --write", …
+results: setup
+	$(BIN)/python benchmarks/results.py $(RESULTS)
 
 clean:
 	rm -rf .venv demo

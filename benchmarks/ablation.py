@@ -93,10 +93,18 @@ def main() -> None:
     print("| set-up | mean TTFT | P99 TTFT | mean e2e | P99 e2e |\n|---|--:|--:|--:|--:|")
     for name, _ in rows:
         of_seeds = [ratios for job, ratios in zip(jobs, done, strict=True) if job[0] == name]
-        cells = [" / ".join(f"{one[metric] - 1:+.1%}" for one in of_seeds) for metric in METRICS]
+        cells = [" / ".join(change(one[metric]) for one in of_seeds) for metric in METRICS]
         print(f"| {name} | {' | '.join(cells)} |")
     for policy in ("random", "round-robin", "least-delay"):
-        print(f"| *{policy}* | {' | '.join(f'{done[0][policy][metric] - 1:+.1%}' for metric in METRICS)} |")
+        print(f"| *{policy}* | {' | '.join(change(done[0][policy][metric]) for metric in METRICS)} |")
+
+
+def change(ratio: float) -> str:
+    """`−31 %`, or `× 66` of what is several times as long."""
+    if ratio >= 2:
+        return f"× {ratio:,.0f}" if ratio >= 10 else f"× {ratio:.1f}"
+    percent = 100 * (ratio - 1)
+    return f"{percent:+.{0 if abs(percent) >= 10 else 1}f} %".replace("-", "−")
 
 
 def run(folder: Path, decisions: int, name: str, overrides: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -95,7 +95,9 @@ def main() -> None:
         {"what": what, "explained_variance": float(value), **compare(joined, index)}
         for index, ((what, *_), value) in enumerate(zip(ROWS, explained, strict=True))
     ]
-    print("\n| | one estimate | mean estimate | slope | noise | critic explains |\n|---|---|---|---|---|---|")
+    header = ["correlation of one estimate", "of the mean estimate", "slope by the truth"]
+    header += ["noise of an estimate [std of the truth]", "critic explains"]
+    print(f"\n| | {' | '.join(header)} |\n|---|{'--:|' * len(header)}")
     for row in rows:
         cells = (with_error(row, name) for name in ("one", "mean", "slope"))
         print(

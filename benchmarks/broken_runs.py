@@ -5,7 +5,7 @@ mistake; bugs of environments and of code by wrapping them here, because the pro
 Healthy runs stand beside them and must get a clean bill. Thresholds were set on other training seeds than
 those of the table (`--tuning` runs those).
 
-    .venv/bin/python benchmarks/broken_runs.py --write      # docs/results/diagnosis.md; 20 min on one core
+    .venv/bin/python benchmarks/results.py --page diagnosis --write    # the page; 20 min on one core
     .venv/bin/python benchmarks/broken_runs.py --only mask  # the faults with this in their name
 """
 
@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import shlex
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager as Context
@@ -42,7 +40,6 @@ from pointsman.training.ppo import DivergedError, RatioError
 from pointsman.training.safety import SafetyError
 from pointsman.training.stopping import StopSwitch
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "diagnosis.md"
 TUNING_SEEDS, TUNING_HEALTHY = (0, 1, 10, 11), (range(2), range(1))
 SEEDS, HEALTHY_SEEDS = range(20, 22), (range(20, 30), range(20, 23))  # from nothing, and after a warm start
 
@@ -306,12 +303,10 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="faults with this in their name")
     parser.add_argument("--tuning", action="store_true", help="the seeds that thresholds were set on")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     seeds, healthy = (TUNING_SEEDS, TUNING_HEALTHY) if options.tuning else (SEEDS, HEALTHY_SEEDS)
     jobs = [(fault, seed) for fault in FAULTS for seed in seeds]
     jobs += [(fault, seed) for fault, its_seeds in zip(HEALTHY, healthy, strict=True) for seed in its_seeds]
-    started = time.perf_counter()
     outcomes = []
     for fault, seed in jobs:
         if options.only not in fault.what:
@@ -324,13 +319,10 @@ def main() -> None:
         mark = "right" if outcome.is_right else "WRONG"
         found = ", ".join(f"{one.name} ({one.severity})" for one in outcome.diagnosis.findings)
         print(f"{mark}  {fault.what}, seed {seed}: {found or 'nothing'}", file=sys.stderr, flush=True)
-    page = report(outcomes, (time.perf_counter() - started) / 60)
-    print(page)
-    if options.write:
-        PAGE.write_text(page, encoding="utf-8")
+    print(report(outcomes))
 
 
-def report(outcomes: list[Outcome], minutes: float) -> str:
+def report(outcomes: list[Outcome]) -> str:
     broken = [one for one in outcomes if one.fault.names]
     healthy = [one for one in outcomes if not one.fault.names]
     rows = [
@@ -339,25 +331,12 @@ def report(outcomes: list[Outcome], minutes: float) -> str:
     ]
     return "\n".join(
         (
-            "# Does the diagnosis name what was broken?",
-            "",
-            "Short training runs that were really broken, one fault each, and healthy ones, diagnosed by",
-            "`pointsman diagnose`. Right means: the planted fault comes first and is more than a note; for",
-            "healthy runs: nothing above a note. Thresholds were set on other training seeds. Where the",
-            "trainer refuses to go on (masks), the run ends at its first update: that row and the reason are",
-            "all there is.",
-            "",
-            "```",
-            shlex.join(["python", *sys.argv]),
-            "```",
-            "",
             f"**Named first: {sum(one.is_right for one in broken)} of {len(broken)}. "
             f"Healthy and silent: {sum(one.is_right for one in healthy)} of {len(healthy)}.**",
             "",
             "| planted | seed | right | found, worst first |",
             "|---|--:|---|---|",
             *rows,
-            "",
         )
     )
 

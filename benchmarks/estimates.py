@@ -185,16 +185,18 @@ def error_table(num_requests: int) -> tuple[list[list[str]], list[Figure]]:
             plans, workload = prepared(cluster, load, num_requests, SEEDS[0])
             served = serve(plans, workload, policy)
             errors = errors_of(served, plans)
+            columns: list[list[str]] = []  # of each server
             for k in range(len(plans)):
                 after = served.num_served[:, k]
                 found = [errors[after >= number, k][:1] for number in AFTER]
                 found.append(np.max(errors[after >= AFTER[-1], k], keepdims=True, initial=0.0))
                 is_reached = [after[-1] >= number for number in (*AFTER, AFTER[-1])]
                 cells = [
-                    f"{100 * one[0]:.1f} %" if is_there else "–"
+                    f"{100 * one[0]:.1f}" if is_there else "–"
                     for one, is_there in zip(found, is_reached, strict=True)
                 ]
-                rows.append([cluster, f"{load:g}", policy, str(k), str(after[-1]), *cells])
+                columns.append([str(after[-1]), *cells])
+            rows.append([cluster, f"{load:g}", policy, *map(", ".join, zip(*columns, strict=True))])
             if (load, policy) == CASES[-1]:
                 figures.append(error_figure(cluster, served, errors))
     return rows, figures
@@ -227,10 +229,14 @@ def told_table(num_requests: int, num_seeds: int) -> list[list[str]]:
                     logs[name].append(np.log(np.array(found) / base).tolist())
             ratios = {name: np.exp(np.mean(logs[name], axis=0)) - 1.0 for name in logs}
             for name, values in ratios.items():
-                rows.append([cluster, f"{load:g}", name, *(f"{100 * one:+.1f} %" for one in values)])
+                rows.append([cluster, f"{load:g}", name, *(f"{signed(100 * one)} %" for one in values)])
             points = 100 * (ratios["learned"] - ratios["told"])
-            rows.append([cluster, f"{load:g}", "**points**", *(f"**{one:+.1f}**" for one in points)])
+            rows.append([cluster, f"{load:g}", "**points**", *(f"**{signed(one)}**" for one in points)])
     return rows
+
+
+def signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def measures(served: Served) -> list[float]:
@@ -255,15 +261,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="write the figures as SVG, numbered")
     asked = parser.parse_args()
     rows, figures = error_table(asked.requests)
-    header = ["servers", "load", "policy", "server", "served"]
-    header += [f"error after {number}" for number in AFTER] + ["largest from then on"]
-    print(markdown(header, rows))
+    header = ["servers", "load", "policy", "requests served by each", f"error after {AFTER[0]}"]
+    header += [*map(str, AFTER[1:]), "largest from then on"]
+    print(markdown(header, rows, num_names=3))
     if asked.out is not None:
         for number, figure in enumerate(figures, start=1):
             asked.out.with_stem(f"{asked.out.stem}-{number}").write_text(standalone(figure))
     print()
     header = ["servers", "load", "default", "TTFT mean", "TTFT P99", "e2e mean", "e2e P99"]
-    print(markdown(header, told_table(asked.requests // 2, asked.seeds)))
+    print(markdown(header, told_table(asked.requests // 2, asked.seeds), num_names=3))
 
 
 if __name__ == "__main__":

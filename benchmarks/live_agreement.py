@@ -77,18 +77,22 @@ async def measured(
 
 
 def report(simulated: Comparison, live: Comparison) -> str:
-    rows = []
+    """The changes, and the values that they come from."""
+    changes, seconds = [], []
     for metric, name in SHOWN.items():
         both = (simulated, live)
         predicted, found = (one.ratios[POLICY][metric] for one in both)
         expected, actual = predicted.ratio - 1, found.ratio - 1
         is_close = expected * actual > 0 and abs(actual - expected) <= abs(expected) / 3
         verdict = ("yes" if is_close else "NO") if metric in JUDGED else "–"
-        values = [number(one.mean(policy, metric)) for one in both for policy in (BASELINE, POLICY)]
-        rows.append([name, *values, change(predicted), change(found), verdict])
-    header = ["", f"{BASELINE}, simulated", f"{POLICY}, simulated", f"{BASELINE}, measured"]
-    header += [f"{POLICY}, measured", "predicted change", "measured change", "within a third"]
-    return markdown(header, rows)
+        values = [number(one.mean(policy, metric)) for policy in (BASELINE, POLICY) for one in both]
+        changes.append([name, change(predicted), change(found), verdict])
+        seconds.append([name, *values])
+    failed = sum(live.metrics[policy]["num_unfinished"].sum() for policy in live.names)
+    changes.append(["failed requests", "", f"{failed:.0f}", ""])
+    header = ["", f"{BASELINE}, simulated", "measured", f"{POLICY}, simulated", "measured"]
+    first = markdown(["", "predicted", "measured", "within a third"], changes)
+    return f"{first}\n\n{markdown(header, seconds)}"
 
 
 def main() -> None:
@@ -106,9 +110,7 @@ def main() -> None:
     live, late_ms = run_to_end(measured(devices, wanted, asked.known))
     print(report(simulated, live))
     print()
-    failed = sum(live.metrics[policy]["num_unfinished"].sum() for policy in live.names)
     client_ms = [1000 * live.metrics[policy]["client_late_p99_s"].max() for policy in live.names]
-    print(f"failed requests: {failed:.0f}")
     print(f"clients late, P99 of the worst block: {max(client_ms):.1f} ms")
     print(f"emulator late at the end, P50 and P99: {late_ms}")
     print(f"load average: {os.getloadavg()}")

@@ -9,9 +9,17 @@ import typer
 
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
-from pointsman.cli.options import AsJson, ConfigFiles, Overrides, ScenarioNames, Suite, chosen_scenarios
+from pointsman.cli.options import (
+    AsJson,
+    ConfigFiles,
+    Overrides,
+    ScenarioNames,
+    Suite,
+    chosen_scenarios,
+    policy_names,
+    refuse_seed,
+)
 from pointsman.cli.returns import env_section, refuse_routing_options
-from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from pointsman.evaluation.audit import Audited
@@ -23,7 +31,12 @@ def audit_features(
     suite: Suite = None,
     policies: Annotated[
         str | None,
-        typer.Option("--policies", metavar="A,B,C", help="Who decides: heuristics, or paths of policies."),
+        typer.Option(
+            "--policies",
+            metavar="A,B,C",
+            autocompletion=policy_names,
+            help="Who decides: heuristics, or paths of policies.",
+        ),
     ] = None,
     decisions: Annotated[
         int, typer.Option("--decisions", metavar="N", help="Over all scenarios and policies.")
@@ -60,13 +73,12 @@ def audit_features(
         with compilation_announced(), progress("simulating", 1.0) as advance:
             features = audit.audit_env(envs, envs.metadata["entity"], names, decisions, advance=advance)
     else:
-        if overrides:
-            raise InputError("--set", overrides[0], "changes another problem than routing", "add --env jobs")
+        refuse_seed(overrides or [], "leave it out; the seeds are those of training")
         chosen = chosen_scenarios(config_files or [], scenario or [], suite, audit.SCENARIOS)
         scenarios = [str(one.path or one.name) for one in chosen]
         names = asked or audit.POLICIES
         with compilation_announced(), progress("simulating", 1.0) as advance:
-            features = audit.audit(scenarios, names, decisions, advance=advance)
+            features = audit.audit(scenarios, names, decisions, advance=advance, changes=overrides or [])
     if as_json:
         print_json(
             {

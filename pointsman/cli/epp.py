@@ -10,7 +10,7 @@ import typer
 
 from pointsman.cli.console import compilation_announced, say
 from pointsman.cli.options import check_port
-from pointsman.cli.serve import server_source, serving_settings, store_address
+from pointsman.cli.serve import print_settings, server_source, serving_settings, store_address
 from pointsman.cli.serving_options import (
     AdminHost,
     AdminPort,
@@ -22,8 +22,10 @@ from pointsman.cli.serving_options import (
     Quietly,
     RecordFile,
     ServedPolicy,
+    ServingOverrides,
     Shadow,
     ShareCa,
+    ShownSettings,
     TlsKey,
 )
 from pointsman.errors import InputError
@@ -64,10 +66,8 @@ def epp(
         ),
     ] = None,
     share_ca: ShareCa = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting; see `pointsman serve --settings`."),
-    ] = None,
+    overrides: ServingOverrides = None,
+    settings: ShownSettings = False,
     is_quiet: Quietly = False,
 ) -> None:
     """Pick servers for Envoy or a gateway of the Gateway API Inference Extension, which carry the bytes.
@@ -88,6 +88,10 @@ def epp(
     from pointsman.router.main import Options, PickerPort, serve_forever
     from pointsman.router.ports import Ports
 
+    parsed = serving_settings(overrides or [])
+    if settings:
+        print_settings(parsed)
+        return
     for option, number in (
         ("--port", port),
         ("--metrics-port", metrics_port),
@@ -107,7 +111,7 @@ def epp(
         backend_ca=None,
         record=record,
         logs_requests=not is_quiet,
-        settings=serving_settings(overrides or []),
+        settings=parsed,
         share=store_address(share, share_ca),
         picker=PickerPort(host, port, (tls_cert, tls_key) if tls_cert is not None else None),
     )

@@ -38,7 +38,7 @@ from pointsman.cli.options import (
     Suite,
     chosen_scenarios,
     kept_situations,
-    known_sources,
+    known_origin,
     objective_named,
     policy_names,
     refuse_seed,
@@ -132,9 +132,9 @@ def evaluate(
         outputs.enter_context(compilation_announced())
         warned = outputs.enter_context(warnings_noted())
         is_told = config_files or scenario or suite
-        sources = [] if is_told else known_sources(policy)
+        sources, changes = ([], []) if is_told else known_origin(policy)
         scenarios = chosen_scenarios(
-            config_files or [], scenario or [], suite, sources[:1] if live else sources
+            config_files or [], scenario or [], suite, sources[:1] if live else sources, changes
         )
         wanted = kept_situations(scenarios, overrides or [], report_seeds(seeds))
         started = time.perf_counter()
@@ -193,7 +193,8 @@ def print_report(report: EvaluationReport) -> None:
 
 def _metric_table(report: EvaluationReport, one: Comparison) -> Table:
     is_narrow = len(report.against) > 3 or stdout().width < TABLE_WIDTH
-    table = plain_table("", report.policy, *report.against, right=[report.policy, *report.against])
+    names = [name.replace("-", "-\n") if is_narrow else name for name in report.against]
+    table = plain_table("", report.policy, *names, right=[report.policy, *names])
     table.columns[0].no_wrap = True
     for header, value, changes in report.metric_rows(one):
         table.add_row(header, value, *_cells(changes, is_narrow))

@@ -9,8 +9,18 @@ import typer
 
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
-from pointsman.cli.options import AsJson, ConfigFiles, ScenarioNames, Suite, chosen_scenarios, known_sources
-from pointsman.cli.returns import refuse_routing_options
+from pointsman.cli.options import (
+    AsJson,
+    ConfigFiles,
+    Overrides,
+    ScenarioNames,
+    Suite,
+    chosen_scenarios,
+    known_origin,
+    policy_names,
+    refuse_seed,
+)
+from pointsman.cli.returns import env_section, refuse_routing_options
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +37,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 def explain(
     policy: Annotated[
         str,
-        typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, its checkpoint, or `default`."),
+        typer.Argument(
+            metavar="POLICY", help="A run, its checkpoint, or `default`.", autocompletion=policy_names
+        ),
     ],
     config_files: ConfigFiles = None,
     scenario: ScenarioNames = None,
@@ -37,6 +49,7 @@ def explain(
         typer.Option("--feature", metavar="NAME", help="Follow this one; repeat it. Default: the top six."),
     ] = None,
     decisions: Annotated[int, typer.Option("--decisions", metavar="N", help="How many to look at.")] = 2048,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which features a trained policy's choices depend on, and how.
@@ -64,15 +77,17 @@ def explain(
     if env is not None:
         given = {"CONFIG": config_files, "--scenario": scenario, "--suite": suite}
         refuse_routing_options(given, env["kind"])
-    if env is None:
-        sources = [] if config_files or scenario or suite else known_sources(policy)
+        env = env_section(env, overrides or [])
+        scenarios, changes = [env["kind"]], []
+    else:
+        refuse_seed(overrides or [], "leave it out; the seeds are those of training")
+        sources, learned_with = ([], []) if config_files or scenario or suite else known_origin(policy)
         chosen = chosen_scenarios(config_files or [], scenario or [], suite, sources)
         scenarios = [str(one.path or one.name) for one in chosen]
-    else:
-        scenarios = [env["kind"]]
+        changes = [*learned_with, *(overrides or [])]
     with compilation_announced(), progress("looking", 2.0) as advance:
         if env is None:
-            recorded = evaluation.record(checkpoint, scenarios, decisions, where=policy)
+            recorded = evaluation.record(checkpoint, scenarios, decisions, where=policy, changes=changes)
         else:
             envs = make_env(env, evaluation.NUM_ENVS)
             recorded = evaluation.record_in(envs, checkpoint, decisions, where=policy)

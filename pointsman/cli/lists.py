@@ -54,16 +54,21 @@ def scenarios(as_json: AsJson = False) -> None:
 
     Example: pointsman scenarios
     """
-    from pointsman.experiments.scenarios import PREFIXES, SCENARIOS, SUITES, UNSEEN
+    from pointsman.experiments.scenarios import PREFIXES, SATURATED, SCENARIOS, SUITES, UNSEEN
 
-    known = {**SCENARIOS, **UNSEEN}
+    known = {**SCENARIOS, **SATURATED, **UNSEEN}
     if as_json:
         suites = {name: [suite for suite, names in SUITES.items() if name in names] for name in known}
         rows = [{"name": one.name, "what": one.what, "suites": suites[one.name]} for one in known.values()]
         print_json(rows)
         return
     console = stdout()
-    tables = (("scenario", SUITES["all"]), ("with shared prefixes", PREFIXES), ("never trained on", UNSEEN))
+    tables = (
+        ("scenario", SUITES["all"]),
+        ("with shared prefixes", PREFIXES),
+        ("past saturation", SATURATED),
+        ("never trained on", UNSEEN),
+    )
     for title, names in tables:
         table = plain_table(title, "what")
         for name in names:

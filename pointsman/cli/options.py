@@ -38,11 +38,11 @@ Overrides = Annotated[
 ]
 
 
-def _scenario_names(incomplete: str) -> list[str]:
+def scenario_names(incomplete: str) -> list[str]:
     """For completion in a shell."""
-    from pointsman.experiments.scenarios import SCENARIOS, UNSEEN
+    from pointsman.experiments.scenarios import SATURATED, SCENARIOS, UNSEEN
 
-    return [name for name in (*SCENARIOS, *UNSEEN) if name.startswith(incomplete)]
+    return [name for name in (*SCENARIOS, *SATURATED, *UNSEEN) if name.startswith(incomplete)]
 
 
 def policy_names(incomplete: str) -> list[str]:
@@ -52,6 +52,12 @@ def policy_names(incomplete: str) -> list[str]:
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in (*HEURISTICS, DEFAULT) if name.startswith(last)]
+
+
+def _suite_names(incomplete: str) -> list[str]:
+    from pointsman.experiments.scenarios import SUITES
+
+    return [name for name in SUITES if name.startswith(incomplete)]
 
 
 def _objective_names(incomplete: str) -> list[str]:
@@ -66,7 +72,7 @@ ScenarioName = Annotated[
         "--scenario",
         metavar="NAME",
         help="A named scenario instead of a file.",
-        autocompletion=_scenario_names,
+        autocompletion=scenario_names,
     ),
 ]
 ScenarioNames = Annotated[
@@ -75,7 +81,7 @@ ScenarioNames = Annotated[
         "--scenario",
         metavar="NAME",
         help="A scenario or a file; repeat it, or give `all`.",
-        autocompletion=_scenario_names,
+        autocompletion=scenario_names,
     ),
 ]
 Suite = Annotated[
@@ -83,10 +89,8 @@ Suite = Annotated[
     typer.Option(
         "--suite",
         metavar="NAME",
-        help="all: every named scenario; generalisation: unseen ones.",
-        autocompletion=lambda incomplete: [
-            name for name in ("all", "generalisation") if name.startswith(incomplete)
-        ],
+        help="Several scenarios: all, prefixes or generalisation.",
+        autocompletion=_suite_names,
     ),
 ]
 NumSeeds = Annotated[
@@ -183,7 +187,7 @@ def situations(
     """Each scenario as it is; of a trace that one of the policies learned on, what was kept of it."""
     from pointsman.experiments.own import PARTS, REPORT, kept_text, replayed, with_part
 
-    learned = {name for policy in policies for name in learned_on(policy)}
+    learned = {name for policy in policies for name in origin_of(policy).sources}
     found = []
     for one in scenarios:
         configs, what = [one.config(seed, overrides) for seed in seeds], one.what
@@ -208,9 +212,13 @@ def kept_situations(
 
 
 def chosen_scenarios(
-    files: Sequence[Path], names: Sequence[str], suite: str | None = None, default: Sequence[str] = ()
+    files: Sequence[Path],
+    names: Sequence[str],
+    suite: str | None = None,
+    default: Sequence[str] = (),
+    changes: Sequence[str] = (),
 ) -> list[Scenario]:
-    """The files, or those named, or of the suite; where nothing is given, `default` or steady-chat."""
+    """The files, or those named, or of the suite; where nothing is given, `default` with its `changes`."""
     from pointsman.experiments.scenarios import DEFAULT, find_scenario, find_suite, scenario_of_file
 
     if files:
@@ -223,11 +231,19 @@ def chosen_scenarios(
         return find_suite(suite)
     if "all" in names:
         return find_suite("all")
-    return [find_scenario(name) for name in dict.fromkeys(names or default or [DEFAULT])]
+    if names or not default:
+        return [find_scenario(name) for name in dict.fromkeys(names or [DEFAULT])]
+    return [find_scenario(name, changes) for name in dict.fromkeys(default)]
 
 
-def learned_on(policy: str) -> list[str]:
-    """The scenarios and configuration files that a policy was trained or tuned on, if it says so."""
+class Origin(NamedTuple):
+    """What a policy was trained or tuned on, as far as it says so."""
+
+    sources: list[str]  # scenarios and configuration files
+    changes: list[str]  # by --set, to each of them
+
+
+def origin_of(policy: str) -> Origin:
     from pointsman.inference.checkpoint import load_checkpoint
     from pointsman.routing.policy import PolicySpec
     from pointsman.spec import parse_spec, read_yaml
@@ -235,25 +251,30 @@ def learned_on(policy: str) -> list[str]:
     path = parse_spec(PolicySpec, {"kind": policy}, "policy").checkpoint
     if path is not None:
         metadata = load_checkpoint(path, "policy").metadata
-        return list(metadata.get("scenarios", metadata.get("traffic", ())))
+        sources = metadata.get("scenarios", metadata.get("traffic", ()))
+        return Origin(list(sources), list(metadata.get("changes", ())))
     file = Path(policy).expanduser()
     made = read_yaml(file, "policy").get("made") if file.is_file() else None
-    sources = made.get("sources") if isinstance(made, dict) else None
-    return [str(name) for name in sources] if isinstance(sources, list) else []
+    return Origin(*(_texts(made, key) for key in Origin._fields))
 
 
-def known_sources(policy: str) -> list[str]:
+def _texts(made: object, key: str) -> list[str]:
+    values = made.get(key) if isinstance(made, dict) else None
+    return [str(value) for value in values] if isinstance(values, list) else []
+
+
+def known_origin(policy: str) -> Origin:
     """Where to judge a policy if nobody says: on what it was made for, as far as that is still there."""
     from pointsman.experiments.scenarios import DEFAULT, is_file
 
-    names = learned_on(policy)
+    names, changes = origin_of(policy)
     found = [name for name in names if not is_file(name) or Path(name).is_file()]
     for name in names:
         if name not in found:
             instead = "" if found else f"; judged on {DEFAULT} instead"
             text = f"{policy} was made for {name}, which is not there{instead}"
             warnings.warn(PointsmanWarning(text), stacklevel=2)
-    return found
+    return Origin(found, changes)
 
 
 def report_seeds(num_seeds: int | None) -> range:

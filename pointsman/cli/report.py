@@ -27,7 +27,7 @@ def report(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of `pointsman train`.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The page. Default: report.html in RUN.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Write report.html there. Default: in RUN.")
     ] = None,
     figures: Annotated[
         Path | None, typer.Option("--figures", metavar="DIR", help="Write every figure as SVG and PNG.")
@@ -56,7 +56,7 @@ def report(
     if seeds is not None:
         report_seeds(seeds)
     record = read_run(run)
-    path = out or record.folder / PAGE
+    path = (out or record.folder) / PAGE
     with ExitStack() as outputs:
         file = outputs.enter_context(output_file("--out", path))
         folder = outputs.enter_context(output_dir("--figures", figures)) if figures is not None else None

@@ -23,8 +23,10 @@ from pointsman.cli.serving_options import (
     Quietly,
     RecordFile,
     ServedPolicy,
+    ServingOverrides,
     Shadow,
     ShareCa,
+    ShownSettings,
     TlsKey,
 )
 from pointsman.errors import InputError
@@ -80,15 +82,8 @@ def serve(
         ),
     ] = None,
     share_ca: ShareCa = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Any setting, e.g. holding.max_held=200; see --settings."
-        ),
-    ] = None,
-    settings: Annotated[
-        bool, typer.Option("--settings", help="Print all settings with their defaults, and exit.")
-    ] = False,
+    overrides: ServingOverrides = None,
+    settings: ShownSettings = False,
     is_quiet: Quietly = False,
 ) -> None:
     """Route OpenAI requests to several servers (vLLM or alike) by a policy.
@@ -110,7 +105,7 @@ def serve(
 
     parsed = serving_settings(overrides or [])
     if settings:
-        _print_settings(parsed)
+        print_settings(parsed)
         return
     check_port("--port", port)
     check_port("--admin-port", admin_port)
@@ -181,7 +176,7 @@ def server_source(file: Path | None, dns: str | None, kubernetes: str | None) ->
     return KubernetesSource(kubernetes) if kubernetes is not None else None
 
 
-def _print_settings(settings: Settings) -> None:
+def print_settings(settings: Settings) -> None:
     from pointsman.cli.console import stdout
     from pointsman.cli.lists import plain_table
     from pointsman.spec import Spec

@@ -51,3 +51,12 @@ BackendCa = Annotated[
     Path | None,
     typer.Option("--backend-ca", metavar="FILE", help="Who signs certificates of https:// servers."),
 ]
+ServingOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Any setting, e.g. holding.max_held=200; see --settings."
+    ),
+]
+ShownSettings = Annotated[
+    bool, typer.Option("--settings", help="Print all settings with their defaults, and exit.")
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,17 @@ import typer
 
 from pointsman.cli.console import compilation_announced, print_json, say, stdout
 from pointsman.cli.live import live_options
-from pointsman.cli.options import AsJson, Keep, RayAddress, launcher
+from pointsman.cli.options import (
+    AsJson,
+    Keep,
+    ObjectiveName,
+    RayAddress,
+    Suite,
+    chosen_scenarios,
+    launcher,
+    refuse_seed,
+    scenario_names,
+)
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,13 +74,16 @@ def train(
         int | None, typer.Option("--workers", metavar="W", help="Processes that train together.")
     ] = None,
     ray: RayAddress = None,
-    objective: Annotated[
-        str | None, typer.Option("--objective", metavar="NAME", help="balanced, mean, tail or slo.")
-    ] = None,
+    objective: ObjectiveName = None,
     keep: Keep = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the configuration, e.g. ppo.num_epochs=2."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change what is trained on, as everywhere (workload.arrivals.load=0.9), or the training "
+            "(ppo.num_epochs=2).",
+        ),
     ] = None,
     start_from: Annotated[
         str | None,
@@ -88,8 +102,10 @@ def train(
             metavar="NAME",
             help="What to train on: a scenario, a file, or `random` for anything; repeat it. "
             "With --live: whose arrivals are sent.",
+            autocompletion=scenario_names,
         ),
     ] = None,
+    suite: Suite = None,
     as_json: AsJson = False,
 ) -> None:
     """Learn a policy by PPO, and keep the best by evaluation beside the last.
@@ -127,6 +143,7 @@ def train(
             "--start-from": start_from,
             "--live": live[0] if live else None,
             "--scenario": scenario[0] if scenario else None,
+            "--suite": suite,
         }
         for option, value in fixed.items():
             if value is not None:
@@ -135,7 +152,8 @@ def train(
     else:
         given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
         given |= {"start_from": start_from}
-        config_file, own = _told_apart(config_files or [], scenario or [])
+        refuse_seed(overrides or [], "leave it out; --seed is that of everything random")
+        config_file, own = _told_apart(config_files or [], scenario or [], suite)
         if live:
             others = {"--preset": preset, "--env": env, "--workers": workers, "--ray": ray}
             first, last = [], live_options(live, others, own, start_from)
@@ -176,14 +194,18 @@ def _refuse_untrained(result: Result) -> None:
         if result.update
         else ("no update was made: preparing and evaluating took all the time")
     )
-    say(f"error: nothing was learned: {made}; give it longer: {_resume_command(result.folder)} --minutes M")
+    minutes = max(4, math.ceil(3 * result.elapsed_s / 60))
+    longer = f"{_resume_command(result.folder)} --minutes {minutes}"
+    say(f"error: nothing was learned: {made}; give it longer, in all for example: {longer}")
     raise typer.Exit(1)
 
 
-def _told_apart(files: list[Path], scenarios: list[str]) -> tuple[Path | None, list[str]]:
+def _told_apart(files: list[Path], scenarios: list[str], suite: str | None) -> tuple[Path | None, list[str]]:
     """A training configuration, if one is given, and what to train on; a file's keys say which it is."""
     from pointsman.spec import read_yaml
 
+    if suite is not None:
+        scenarios = [one.name for one in chosen_scenarios([], scenarios, suite)]
     own = [str(file) for file in files if "workload" in read_yaml(file, "env")]
     configs = [file for file in files if str(file) not in own]
     if len(configs) > 1:
@@ -204,7 +226,7 @@ def _own_options(names: list[str]) -> list[str]:
     if all(is_file(name) for name in names):
         room = max(sizes)
     else:
-        room = max(8, *sizes)  # the largest that `random` and `random-hardware` draw
+        room = max([8, *sizes])  # the largest that `random` and `random-hardware` draw
     named = json.dumps([str(Path(name).expanduser().resolve()) if is_file(name) else name for name in names])
     return [f"env.scenarios={named}", "env.evaluation.scenarios=[]", f"env.max_replicas={room}"]
 
@@ -222,7 +244,7 @@ def _say_parts(config: TrainConfig) -> None:
 
     for name in dict.fromkeys(config.env.get("scenarios", ())):
         if is_file(name):
-            say(parts_text(find_scenario(name)))
+            say(parts_text(find_scenario(name, config.env.get("changes", ()))))
 
 
 def _source(file: Path | None, preset: str | None, env: str | None) -> Path | str:

@@ -96,7 +96,7 @@ def tune(
             )
         wall_s = time.perf_counter() - started
         command = shlex.join(["pointsman", *context.obj])
-        result = _result(tuned, aim, situations, command)
+        result = _result(tuned, aim, situations, overrides or [], command)
         if file is not None:
             _write(file, result)
     if as_json:
@@ -172,7 +172,9 @@ def _kept(situations: list[Tuning]) -> str:
     return "other seeds" if len(parts) < len(situations) else ", ".join(parts)
 
 
-def _result(tuned: Tuned, objective: Objective, situations: list[Tuning], command: str) -> dict[str, Any]:
+def _result(
+    tuned: Tuned, objective: Objective, situations: list[Tuning], changes: list[str], command: str
+) -> dict[str, Any]:
     from pointsman.experiments.own import SELECTION, TRAINING
     from pointsman.plain import provenance
 
@@ -185,6 +187,7 @@ def _result(tuned: Tuned, objective: Objective, situations: list[Tuning], comman
             "objective": objective.model_dump(mode="json"),
             "situations": [one.name for one in situations],
             "sources": [one.source for one in situations],
+            "changes": changes,
             "cost_ratio_to_least_outstanding": ratio,
             "searched": _used(situations, TRAINING, tuned.search_seeds),
             "checked": None if tuned.is_stopped else _used(situations, SELECTION, tuned.check_seeds),

@@ -62,7 +62,13 @@ class Difficulty(Spec):
     strictness: float = Field(default=1.0, ge=0, description="factor on the age and SLO terms of the reward")
 
 
-def draw(group: str, num_requests: int, difficulty: Difficulty, rng: np.random.Generator) -> Prepared:
+def draw(
+    group: str,
+    num_requests: int,
+    difficulty: Difficulty,
+    rng: np.random.Generator,
+    changes: Sequence[str] = (),
+) -> Prepared:
     """An episode of a scenario, or of the random family, with `num_requests` arrivals."""
     seed = FIRST_TRAINING_SEED + int(rng.integers(SEED_RANGE))
     load = difficulty.load * float(rng.uniform(1.0 - difficulty.load_jitter, 1.0 + difficulty.load_jitter))
@@ -71,21 +77,25 @@ def draw(group: str, num_requests: int, difficulty: Difficulty, rng: np.random.G
         if group == RANDOM:
             return prepare(random_config(num_requests, load, difficulty, seed, rng))
         if is_file(group):
-            return training_episode(Path(group), num_requests, load, seed, rng)
+            return training_episode(Path(group), num_requests, load, seed, rng, changes)
+        scenario = find_scenario(group, changes)
         overrides = [f"workload.requests={num_requests}"]
-        arrivals = SCENARIOS[group].config(seed).workload.arrivals
+        arrivals = scenario.config(seed).workload.arrivals
         base = getattr(arrivals, "load", None)
         if base is not None:
             overrides.append(f"workload.arrivals.load={base * load}")
-        return prepare(SCENARIOS[group].config(seed, overrides))
+        return prepare(scenario.config(seed, overrides))
 
 
-def check_groups(groups: Sequence[str]) -> None:
+def check_groups(groups: Sequence[str], changes: Sequence[str] = ()) -> None:
     if not groups:
         raise InputError("env.scenarios", groups, "nothing to train on", f"known: {', '.join(SCENARIOS)}")
     for name in groups:
         if name != RANDOM:
-            find_scenario(name).config(0)
+            find_scenario(name, changes).config(0)
+        elif changes:
+            problem = f"`{RANDOM}` draws its clusters and traffic by itself"
+            raise InputError("env.changes", changes[0], problem, "leave it out, or train on scenarios")
         if name in UNSEEN:
             problem = "is there to see how policies generalise, not to train on"
             raise InputError("env.scenarios", name, problem, f"train on: {', '.join(SCENARIOS)}, {RANDOM}")

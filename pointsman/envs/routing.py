@@ -66,6 +66,9 @@ class HoldRule(Spec):
     prefill_limit_tokens: float = Field(
         default=2048, gt=0, description="room: prompt tokens that may wait on a replica"
     )
+    stream_limit: int | None = Field(
+        default=None, gt=0, description="room: requests that a replica may have; absent = any number"
+    )
     recheck_s: float = Field(
         default=1.0, ge=0, description="a held request is decided anew when there is room, or after this"
     )
@@ -85,6 +88,9 @@ class RoutingSpec(Spec):
     scenarios: tuple[str, ...] = Field(
         default=("steady-chat",),
         description="named scenarios, configuration files, and `random` for anything; one after another",
+    )
+    changes: tuple[str, ...] = Field(
+        default=(), description="`key=value`, applied to each of them, as `--set workload.…` gives it"
     )
     objective: str = Field(default=DEFAULT_OBJECTIVE, description="balanced, mean, tail or slo")
     reward: RewardSpec = RewardSpec()
@@ -123,9 +129,11 @@ class RoutingSpec(Spec):
     @classmethod
     def _as_large_as_needed(cls, data: Any) -> Any:
         names = data.get("scenarios") if isinstance(data, dict) else None
-        if not isinstance(names, list | tuple):
+        changes = data.get("changes", ()) if isinstance(data, dict) else None
+        if not isinstance(names, list | tuple) or not isinstance(changes, list | tuple):
             return data
-        needed = [find_scenario(name).config(0).cluster.num_replicas for name in names if is_file(str(name))]
+        changed = [name for name in names if is_file(str(name)) or (changes and name != RANDOM)]
+        needed = [find_scenario(name, changes).config(0).cluster.num_replicas for name in changed]
         if needed and data.get("max_replicas", 8) < max(needed):
             return data | {"max_replicas": max(needed)}
         return data
@@ -150,11 +158,11 @@ class RoutingSpec(Spec):
 def slo_of(spec: RoutingSpec) -> SloSpec:
     """What the policy is trained for: features, rewards and evaluations know one service level.
 
-    That of the files which have one; scenarios of ours have none of their own.
+    That of the files which have one, or of the changes; scenarios of ours have none of their own.
     """
     if spec.slo is not None:
         return spec.slo
-    configs = {name: find_scenario(name).config(0) for name in spec.scenarios if is_file(name)}
+    configs = {name: find_scenario(name, spec.changes).config(0) for name in spec.scenarios if name != RANDOM}
     found = {name: config.slo for name, config in configs.items() if "slo" in config.model_fields_set}
     different = [name for name, slo in found.items() if slo != next(iter(found.values()))]
     if different:
@@ -167,7 +175,7 @@ class RoutingEnv:
     """An `EntityEnv`: see the module's docstring for what is seen, done and earned."""
 
     def __init__(self, spec: RoutingSpec, num_envs: int) -> None:
-        check_groups(spec.scenarios)
+        check_groups(spec.scenarios, spec.changes)
         self.spec = spec
         self.num_envs = num_envs
         self.groups = short_names(spec.scenarios)
@@ -183,10 +191,11 @@ class RoutingEnv:
             "hold": spec.hold.model_dump(),
             "slo": self.slo.model_dump(),
             "scenarios": [name for name in spec.scenarios if name != RANDOM],
+            "changes": list(spec.changes),
         }
         files = [name for name in spec.scenarios if is_file(name)]
         if files:
-            self.metadata["traffic"] = {name: parts_text(find_scenario(name)) for name in files}
+            self.metadata["traffic"] = {name: parts_text(find_scenario(name, spec.changes)) for name in files}
         self.teachers = tuple(one.kind for one in teachers)
         self.baseline = BASELINE
         self.set_difficulty({})
@@ -197,6 +206,7 @@ class RoutingEnv:
         self._own.rows.hold_s = spec.hold.recheck_s
         self._own.rows.kv_limit = spec.hold.kv_limit
         self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
+        self._own.rows.stream_limit = spec.hold.stream_limit or np.inf
         self._own.rows.ttft_limit_s, self._own.rows.step_limit_s = self.slo.ttft_s, self.slo.tpot_s
         self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
         self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]
@@ -274,7 +284,8 @@ class RoutingEnv:
         spec, rng = self.spec, self._rngs[i]
         num_warmup = int(rng.integers(spec.warmup_requests + 1))
         # One more arrival than decisions: a decision is never followed by silence.
-        one = draw(spec.scenarios[self.group[i]], num_warmup + spec.decisions + 2, self.difficulty, rng)
+        num_requests = num_warmup + spec.decisions + 2
+        one = draw(spec.scenarios[self.group[i]], num_requests, self.difficulty, rng, spec.changes)
         if len(one.plans) > spec.max_replicas:
             raise InputError(
                 "env.max_replicas", spec.max_replicas, f"an episode has {len(one.plans)} replicas", "raise it"

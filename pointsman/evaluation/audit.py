@@ -88,9 +88,10 @@ def audit(
     num_decisions: int = NUM_DECISIONS,
     seed: int = 0,
     advance: Advance | None = None,
+    changes: Sequence[str] = (),
 ) -> list[Audited]:
     """Every feature, over `num_decisions` decisions spread evenly over scenarios and policies."""
-    samples = record(scenarios, policies, num_decisions, seed, advance)
+    samples = record(scenarios, policies, num_decisions, seed, advance, changes)
     return summarise(samples)
 
 
@@ -108,7 +109,12 @@ def audit_env(
 
 
 def record(
-    scenarios: Sequence[str], policies: Sequence[str], num_decisions: int, seed: int, advance: Advance | None
+    scenarios: Sequence[str],
+    policies: Sequence[str],
+    num_decisions: int,
+    seed: int,
+    advance: Advance | None,
+    changes: Sequence[str] = (),
 ) -> dict[str, Samples]:
     """Observations by scenario. One environment for each pair of a scenario and a policy."""
     specs = [parse_spec(PolicySpec, {"kind": name}, "policy") for name in dict.fromkeys(policies)]
@@ -121,6 +127,7 @@ def record(
         RoutingSpec,
         {
             "scenarios": scenarios,
+            "changes": tuple(changes),
             "teachers": tuple(specs),
             "max_replicas": MAX_REPLICAS,
             "decisions": num_steps + 1,

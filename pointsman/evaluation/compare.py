@@ -196,7 +196,11 @@ def policy_named(name: str, own: PolicySpec) -> PolicySpec:
     """A policy by its name or path. Limits of the configuration's `own` policy hold for all heuristics."""
     if name in (own.kind, own.label):
         return own
-    options = own.model_dump(include={"kv_limit", "prefill_limit_tokens"}) if name in HEURISTICS else {}
+    options = (
+        own.model_dump(include={"kv_limit", "prefill_limit_tokens", "stream_limit"})
+        if name in HEURISTICS
+        else {}
+    )
     return parse_spec(PolicySpec, {"kind": name, **options}, "policy")
 
 

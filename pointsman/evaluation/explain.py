@@ -94,6 +94,7 @@ def record(
     num_decisions: int = NUM_DECISIONS,
     seed: int = 0,
     where: str = "policy",
+    changes: Sequence[str] = (),
 ) -> RecordedDecisions:
     """Decisions of the policy itself, arg-max, spread evenly over the scenarios."""
     num_envs = max(NUM_ENVS, len(scenarios))
@@ -103,6 +104,7 @@ def record(
         RoutingSpec,
         {
             "scenarios": tuple(scenarios),
+            "changes": tuple(changes),
             "max_replicas": checkpoint.space.num_entities if is_flat else MAX_REPLICAS,
             "decisions": num_steps + 1,
             "reward": {"scale": "none"},

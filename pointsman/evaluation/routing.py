@@ -47,6 +47,7 @@ class RoutingSelection:
         self.objective = find_objective(spec.objective, spec.keep)
         trained_on = dict.fromkeys(name for name in spec.scenarios if name != RANDOM)
         self.sources = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
+        self.changes = spec.changes
         self.scenarios = short_names(self.sources)
         self.num_seeds = spec.evaluation.seeds
         self.slo = slo_of(spec)
@@ -57,7 +58,7 @@ class RoutingSelection:
         """Scenario by scenario, block by block; a trace too short for all blocks gives some twice."""
         prepared = []
         for name in self.sources:
-            blocks = selection_episodes(find_scenario(name), self.num_seeds)
+            blocks = selection_episodes(find_scenario(name, self.changes), self.num_seeds)
             prepared += [blocks[k % len(blocks)] for k in range(self.num_seeds)]
         return [replace(one, config=one.config.model_copy(update={"slo": self.slo})) for one in prepared]
 

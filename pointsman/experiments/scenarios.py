@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Scenario:
     what: str
     data: Callable[[int], Data]
     path: Path | None = None  # of a configuration file; its event times are in seconds
+    changes: tuple[str, ...] = ()  # `key=value`, which belong to it wherever it is used
 
     @property
     def folder(self) -> Path | None:
@@ -58,6 +59,7 @@ class Scenario:
 
     def config(self, seed: int = 0, overrides: Sequence[str] = ()) -> Config:
         """The configuration with `key=value` overrides applied, event times in seconds."""
+        overrides = (*self.changes, *overrides)
         if self.path is not None:
             return load_config(None, overrides, self.data(seed) | {"seed": seed})
         plain = load_config(None, (), self.data(seed) | {"seed": seed})
@@ -117,13 +119,13 @@ def scenario_of_file(path: Path) -> Scenario:
     return Scenario(path.stem, str(path), lambda seed: _copied(data), path)
 
 
-def find_scenario(name: str) -> Scenario:
+def find_scenario(name: str, changes: Sequence[str] = ()) -> Scenario:
     """One of ours by its name, or a configuration file by its path."""
     if is_file(name):
-        return scenario_of_file(Path(name).expanduser())
-    known = {**SCENARIOS, **UNSEEN}
+        return replace(scenario_of_file(Path(name).expanduser()), changes=tuple(changes))
+    known = {**SCENARIOS, **SATURATED, **UNSEEN}
     if name in known:
-        return known[name]
+        return replace(known[name], changes=tuple(changes))
     near = difflib.get_close_matches(name, known, n=1)
     remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SCENARIOS)}; or name a .yaml file"
     raise InputError("--scenario", name, "unknown scenario", remedy)
@@ -334,6 +336,23 @@ SCENARIOS: Mapping[str, Scenario] = {
     )
 }
 
+# More than the cluster can serve, however it is routed; beside the others, whose means they would dominate.
+SATURATED: Mapping[str, Scenario] = {
+    name: Scenario(name, what, data)
+    for name, what, data in (
+        (
+            "saturated-chat",
+            "steady-chat at 1.1 of capacity for 8,000 requests, then drained",
+            _fixed(_traffic(1.1)),
+        ),
+        (
+            "saturated-memory",
+            "tight-memory at 1.15 of capacity for 8,000 requests, then drained",
+            _fixed(_traffic(1.15), **_TIGHT),
+        ),
+    )
+}
+
 UNSEEN: Mapping[str, Scenario] = {
     name: Scenario(name, what, data)
     for name, what, data in (
@@ -371,5 +390,6 @@ PREFIXES = ("multi-turn", "shared-system-prompt", "agents", "rag", "mooncake")
 SUITES: Mapping[str, tuple[str, ...]] = {
     "all": tuple(name for name in SCENARIOS if name not in PREFIXES),
     "prefixes": PREFIXES,
+    "saturated": ("overload", *SATURATED),
     "generalisation": ("wide-16", "wide-64", "straggler", "failure", *UNSEEN),
 }

@@ -14,7 +14,7 @@ from pointsman.evaluation.compare import Comparison, cost_ratio
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
 from pointsman.report.appraisal import BETTER, UNCLEAR, Verdict
 from pointsman.report.tables import direction, listed, samples_text
-from pointsman.report.verdict import changes_text, standing
+from pointsman.report.verdict import changes_text, judged_text, standing
 
 ALIKE = 0.01  # of the cost: less than that between two policies is nothing to choose by
 
@@ -36,7 +36,7 @@ def choice_of(
     others = {name: cost_ratio(comparisons, objective, name, best) for name in possible if name != best}
     alike = [name for name, ratio in others.items() if ratio.ratio < 1 + ALIKE or direction(ratio) < 1]
     details = [f"As good, within {ALIKE:.0%} or the interval: {listed(alike)}."] if alike else []
-    details += [*_where(comparisons), _basis(comparisons, objective)]
+    details += [*judged_text(comparisons), _basis(comparisons, objective)]
     return best, Verdict(*_verdict(best, baseline, ratios[best], costs[best], alike), details)
 
 
@@ -65,22 +65,6 @@ def _verdict(
 
 def _or_last(ratio: float) -> float:
     return math.inf if math.isnan(ratio) else ratio
-
-
-def _where(comparisons: Sequence[Comparison]) -> list[str]:
-    settings = [one.setting for one in comparisons if one.setting is not None]
-    if not settings:
-        return []
-    if len(settings) == 1:
-        (only,) = settings
-        lines = [f"Judged {only.text}, {only.num_requests:,} requests a run."]
-    else:
-        loads = [setting.load for setting in settings if setting.load is not None]
-        span = f" at {min(loads):.2g} to {max(loads):.2g} of their capacity" if loads else ""
-        lines = [f"Judged in {len(comparisons)} situations{span}."]
-    if all(setting.load is not None and setting.load > 1 for setting in settings):
-        lines.append("That is more than it can serve: queues grow whatever the policy; add servers first.")
-    return lines
 
 
 def _basis(comparisons: Sequence[Comparison], objective: Objective) -> str:

@@ -19,7 +19,7 @@ from pointsman.report.evaluation import Change, EvaluationReport
 from pointsman.report.figure import Figure
 from pointsman.report.page import Section, escape, folded, page, paragraphs, table
 from pointsman.report.plots import PERCENTILES, percentile_figure
-from pointsman.report.tables import HEADERS, label, number
+from pointsman.report.tables import HEADERS, label, number, samples_text
 
 ANY_OTHER = "the policy named"
 
@@ -88,7 +88,8 @@ def _percentiles(report: EvaluationReport) -> Section:
             for policy in one.names
         ]
         tables.append(f"<h3>{escape(one.name)}</h3>{table(header, rows)}")
-    body = "<p>Means over seeds, in seconds.</p>" + folded("All policies, as tables", "".join(tables))
+    means = f"<p>Means over {escape(samples_text(report.comparisons))}, in seconds.</p>"
+    body = means + folded("All policies, as tables", "".join(tables))
     return Section("Percentiles by scenario", body, figures, is_paired=True)
 
 

@@ -122,6 +122,8 @@ class PlanReport:
     def _traffic_text(self) -> str:
         room = self.policies[self.best].rate_rps / self.traffic_rps
         traffic = f"The traffic of {self.name}, {number(self.traffic_rps)} requests/s,"
+        if room >= 2:
+            return f"{traffic} could be {room:.1f} times as much."
         if room >= 1:
             return f"{traffic} leaves room for {percent(room - 1)} more."
         return f"{traffic} is more than that: {percent(1 - room)} of it is too much."
@@ -171,7 +173,7 @@ class PlanReport:
         rows = []
         for kind, gain in self.gains.items():
             more = self.servers[kind]
-            needed = "not enough" if more is None else f"{self.counts[kind] + more} ({more:+d})"
+            needed = "not enough" if more is None else f"{self.counts[kind] + more} ({_signed(more)})"
             now = f"{self.counts[kind]} × {kind}"
             rows.append([now, number(gain.ratio), _ends(gain.low, gain.high), needed])
         return rows
@@ -272,6 +274,10 @@ def _bars(title: str, values: Mapping[str, tuple[float, float, float]], colours:
     known = [part for triple in values.values() for part in triple if math.isfinite(part)]
     x = linear_axis("requests/s", [*known, 0.0], "/s", low=min(0.0, *known))
     return Figure(title, x, row_axis(list(values)), bars, height=8 + ROW_HEIGHT * max(len(bars), 1))
+
+
+def _signed(count: int) -> str:
+    return f"{count:+d}".replace("-", "−")
 
 
 def _ends(low: float, high: float) -> str:

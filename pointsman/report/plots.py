@@ -39,6 +39,14 @@ _STYLES = {
     "session-affinity": ("#5c6bc0", "6 3"),
     "hold-until-room": ("#8e5bd0", ""),
     "late-binding": ("#cf9a1f", ""),
+    "gathering": ("#b0651d", ""),
+    "default": ("#00897b", ""),
+    "cache-aware": ("#5c6bc0", ""),
+    "cache-aware-nearby": ("#5c6bc0", "2 3"),
+    "prefix-hash": ("#8fae2a", ""),
+    "weighted-scorer": ("#2ba7c9", ""),
+    "load-aware": ("#a87c5f", ""),
+    "overlap-cost": ("#7e8ba3", ""),
     "linear-score": ("#f08533", ""),
     "random-feasible": ("#9aa0a6", "2 3"),
     "fifo": ("#a87c5f", "2 3"),
@@ -49,9 +57,10 @@ _STYLES = {
     "easy-backfill": ("#5c6bc0", "6 3"),
     "best-fit": ("#37a35b", "6 3"),
     "priority-first": ("#cf9a1f", "6 3"),
+    "earliest-deadline": ("#d146c0", ""),
 }
 _OTHER_STYLES = tuple(
-    (colour, "") for colour in ("#d81b60", "#00897b", "#b0651d", "#6a7f00", "#ef6c00", "#00838f", "#ad1457")
+    (colour, "") for colour in ("#d81b60", "#6a7f00", "#ef6c00", "#00838f", "#ad1457", "#7b5ea7", "#4f7d39")
 )
 
 _LOW_TICKS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
@@ -64,13 +73,8 @@ LEAST_SHOWN = 1.5  # the ratio that a chart of changes has room for, at least
 PERCENTILES = ("p50", "p90", "p95", "p99")
 
 
-def style(policy: str) -> tuple[str, str]:
-    """Colour and dash."""
-    return styles([policy])[policy]
-
-
 def styles(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The same for several that are shown together: no two of them alike, as long as there are enough."""
+    """Colour and dash of those that are shown together: no two alike, as long as there are enough."""
     chosen = {policy: _STYLES[policy] for policy in policies if policy in _STYLES}
     for policy in policies:
         if policy not in chosen:
@@ -150,13 +154,13 @@ def change_figure(ratios: Mapping[str, Ratio], against: str, title: str) -> Figu
     high = min(high, max(low**-2, 1.5 * middle, LEAST_SHOWN))
     margin = (high / low) ** 0.05
     low, high = low / margin, high * margin
-    bars = []
+    bars, looks = [], styles(list(shown))
     for row, (name, ratio) in enumerate(shown.items()):
         has_interval = math.isfinite(ratio.low) and math.isfinite(ratio.high)
         interval = (ratio.low, ratio.high) if has_interval else None
         text = f"{name}: {change(ratio)}"
         label = change(Ratio(ratio.ratio, math.nan, math.nan)) if ratio.ratio > high else ""
-        bars.append(Bar(row, 1.0, ratio.ratio, style(name)[0], text, interval, label))
+        bars.append(Bar(row, 1.0, ratio.ratio, looks[name][0], text, interval, label))
     x = Axis(f"change against {against}", low, high, _ratio_ticks(low, high), is_log=True)
     return Figure(title, x, row_axis(list(shown)), bars, height=8 + ROW_HEIGHT * max(len(shown), 1))
 

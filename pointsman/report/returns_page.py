@@ -24,7 +24,7 @@ from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Appraisal, Verdic
 from pointsman.report.comparison import DIRECTIONS
 from pointsman.report.figure import Bar, Figure, Ladder, linear_axis, row_axis
 from pointsman.report.page import Section, escape, folded, page, paragraphs, table
-from pointsman.report.plots import ROW_HEIGHT, style
+from pointsman.report.plots import ROW_HEIGHT, styles
 from pointsman.report.returns import ReturnsReport, signed, with_interval
 from pointsman.report.tables import does, listed, seed_range
 from pointsman.routing.sources import BEST
@@ -131,11 +131,11 @@ def _section(report: ReturnsReport) -> Section:
 
 
 def _gains(report: ReturnsReport) -> Figure:
-    bars = []
+    bars, looks = [], styles(list(report.gains))
     for row, (other, gain) in enumerate(report.gains.items()):
         text = f"{other}: {with_interval(gain, '+')}"
         interval = (gain.low, gain.high) if math.isfinite(gain.low) else None
-        bars.append(Bar(row, 0.0, gain.ratio, style(other)[0], text, interval))
+        bars.append(Bar(row, 0.0, gain.ratio, looks[other][0], text, interval))
     ends = [end for gain in report.gains.values() for end in (gain.ratio, gain.low, gain.high)]
     against = report.returns.baseline if report.policy is None else "the policy named"
     x = linear_axis(f"return of an episode, more than {against}", [0.0, *filter(math.isfinite, ends)])

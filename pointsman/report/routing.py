@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import Comparison, compare
 from pointsman.evaluation.problem import env_spec
 from pointsman.evaluation.routing import BASELINE, RIVALS, RoutingSelection
-from pointsman.experiments.own import REPORT, kept_configs, kept_text
+from pointsman.experiments.own import REPORT, kept_configs, kept_text, replayed
 from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
 from pointsman.experiments.simulate import Outcome, prepare, simulate
 from pointsman.report.appraisal import Appraisal
@@ -52,7 +53,7 @@ def appraise(
     started = time.perf_counter()
     comparisons = []
     for name, source in zip(selection.scenarios, selection.sources, strict=True):
-        scenario = find_scenario(source)
+        scenario = find_scenario(source, selection.changes)
         kept = kept_configs(scenario, REPORT, seeds)
         configs = [config.model_copy(update={"slo": selection.slo}) for config in kept]
         comparisons.append(
@@ -69,7 +70,12 @@ def appraise(
             )
         )
     command = f"pointsman evaluate {run} --objective {selection.objective.name} --seeds {len(seeds)} "
-    command += " ".join(f"--scenario {name}" for name in selection.sources)
+    command += shlex.join(
+        [
+            *(part for name in selection.sources for part in ("--scenario", name)),
+            *(part for change in selection.changes for part in ("--set", change)),
+        ]
+    )
     report = EvaluationReport(
         ComparisonReport(comparisons, command, time.perf_counter() - started, selection.objective)
     )
@@ -103,9 +109,11 @@ def _load_section(report: EvaluationReport, folders: Mapping[str, Path | None]) 
         if one.name in shown
         for figure in _load_figures(one, report.policy, folders[one.name])
     ]
+    is_traced = replayed(report.comparisons[0].configs[0]) is not None
+    which = "of the first block" if is_traced else f"of seed {report.base.seeds[0]}"
     lines = [
         f"Requests sent to each replica and not finished, over time; {report.policy} and {BASELINE} serve "
-        f"the same arrivals, of seed {report.base.seeds[0]}. The row “{ROUTER}” counts requests held back."
+        f"the same arrivals, {which}. The row “{ROUTER}” counts requests held back."
     ]
     if len(shown) > 1:
         lines.append("Shown: the first scenario, and those in which the policy gains most and least.")

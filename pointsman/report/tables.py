@@ -172,17 +172,21 @@ def does(names: Sequence[str]) -> str:
     return "does" if len(names) == 1 else "do"
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """First column left, the others right; columns padded so that the source reads as a table, too."""
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], num_names: int = 1) -> str:
+    """Columns of names left, the others right; padded so that the source reads as a table, too."""
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
         padded = [
-            text.rjust(width) if i else text.ljust(width)
+            text.rjust(width) if i >= num_names else text.ljust(width)
             for i, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         return f"| {' | '.join(padded)} |"
 
-    rule = "|" + "|".join("-" * (width + 1) + (":" if i else "-") for i, width in enumerate(widths)) + "|"
+    rule = (
+        "|"
+        + "|".join("-" * (width + 1) + (":" if i >= num_names else "-") for i, width in enumerate(widths))
+        + "|"
+    )
     return "\n".join([line(table[0]), rule, *(line(row) for row in table[1:])])

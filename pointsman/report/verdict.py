@@ -17,6 +17,7 @@ from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Verdict
 from pointsman.report.tables import HEADERS, change, direction, does, listed, samples_text
 
 if TYPE_CHECKING:
+    from pointsman.evaluation.compare import Comparison
     from pointsman.report.evaluation import EvaluationReport
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -69,6 +70,7 @@ def verdict_of(report: EvaluationReport) -> Verdict:
     details = [_others({other: standings[other] for other in others})] if others else []
     details += _exceptions(report, main)
     details.append(_throughput(report, main))
+    details += judged_text(report.comparisons)
     details.append(_basis(report))
     return Verdict(tone, sentence, [line for line in details if line])
 
@@ -124,7 +126,28 @@ def _exceptions(report: EvaluationReport, main: str) -> list[str]:
     return [f"Worse than {main} in {count}: {', '.join(found[:MAX_NAMED])}{rest}."]
 
 
+def judged_text(comparisons: Sequence[Comparison]) -> list[str]:
+    """On what, at which load."""
+    settings = [one.setting for one in comparisons if one.setting is not None]
+    if not settings:
+        return []
+    if len(settings) == 1:
+        (only,) = settings
+        lines = [f"Judged {only.text}, {only.num_requests:,} requests a run."]
+    else:
+        loads = [setting.load for setting in settings if setting.load is not None]
+        span = f" at {min(loads):.2g} to {max(loads):.2g} of their capacity" if loads else ""
+        lines = [f"Judged in {len(comparisons)} situations{span}."]
+    if all(setting.load is not None and setting.load > 1 for setting in settings):
+        lines.append("That is more than it can serve: queues grow whatever the policy; add servers first.")
+    return lines
+
+
 def _throughput(report: EvaluationReport, main: str) -> str:
+    """Below capacity it is that of the arrivals, and differs by how long the last request takes."""
+    loads = [one.setting.load for one in report.comparisons if one.setting is not None]
+    if any(load is not None and load < 1 for load in loads):
+        return ""
     ratio = report.geometric_means[main].get("requests_per_s")
     return f"Requests per second, against {main}: {change(ratio)}." if ratio is not None else ""
 

@@ -21,6 +21,11 @@ class Holding(Spec):
     recheck_s: float = Field(
         default=1.0, gt=0, description="held requests are decided anew at least so often"
     )
+    overtake_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="smaller requests that arrived up to so much later go first; 0: in order of arrival",
+    )
 
 
 class Reliability(Spec):

@@ -78,7 +78,8 @@ def live_books(
         books = Books(prefix_bytes=prefix_bytes)
 
     def decider(policy: str) -> Decider:
-        return Decider(books, policy, max_hold_s=settings.holding.max_hold_s)
+        holding = settings.holding
+        return Decider(books, policy, max_hold_s=holding.max_hold_s, overtake_s=holding.overtake_s)
 
     return books, decider
 

@@ -66,7 +66,9 @@ class Router:
             self._metrics,
             self.log,
         )
-        self.dispatcher = Dispatcher(self.registry, self.decisions, settings.holding, self._metrics)
+        self.dispatcher = Dispatcher(
+            parts.books, self.registry, self.decisions, settings.holding, self._metrics
+        )
         key_header = (
             b"authorization: Bearer %b\r\n" % parts.backend_key.encode() if parts.backend_key else b""
         )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pointsman.compiled.jit import direct
 from pointsman.compiled.memory import address_of
 from pointsman.errors import InputError
-from pointsman.routing import streams
+from pointsman.routing import ordering, streams
 from pointsman.routing.calibration import FIGURES, Estimate, Estimator, Figures, pooled, typical_step_s
 from pointsman.routing.hashing import LINK_BYTES, MAX_LINKS
 from pointsman.routing.prefixes import NUM_BYTES, NUM_COLUMNS, PrefixIndex, num_sets_in
@@ -83,6 +83,7 @@ class Books:
         self._record_accepting = direct(streams.record_accepting, "iii")
         self._record_scraped = direct(streams.record_scraped, "iiffff")
         self._record_counters = direct(streams.record_counters, "iiff")
+        self._expected_size = direct(ordering.expected_size, "iii")
         self._now = time.monotonic() if now is None else now
         self.version = 0  # changes when addresses do
         self.prompt_scale = 1.0  # true over estimated length of prompts, by the servers' own counts
@@ -184,6 +185,10 @@ class Books:
         """An estimated length, corrected by what the servers counted of others."""
         length = int(prompt_tokens * self.prompt_scale + 0.5)
         return 1 if length < 1 else length if length < MAX_PROMPT else MAX_PROMPT
+
+    def size_of(self, prompt_tokens: int, max_tokens: int) -> int:
+        """How large a request is taken to be where small ones go first (ordering.py)."""
+        return int(self._expected_size(self.address, prompt_tokens, max_tokens))
 
     def sent(
         self, slot: int, prompt_tokens: int, now: float, streams: bool = True, links: bytes = b""

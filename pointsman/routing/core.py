@@ -28,6 +28,7 @@ from pointsman.errors import InputError
 from pointsman.routing.books import Books
 from pointsman.routing.decider import Decider
 from pointsman.routing.hashing import PromptHasher
+from pointsman.routing.ordering import Order
 from pointsman.routing.policy import HoldSpec, PolicySpec
 from pointsman.routing.prefixes import NUM_BYTES
 from pointsman.routing.records import NEVER, NOBODY, UNKNOWN
@@ -43,6 +44,7 @@ class Request:
     session: int = NOBODY  # `session_number` of whatever names a conversation
     arrived_at: float = field(default_factory=time.monotonic)
     hold_until: float = NEVER  # written by a decision to hold
+    size: int = NOBODY  # written when it is first held among others
     prompt: str | Sequence[int] | None = None  # its text or its token ids: what may be cached somewhere
     links: bytes = b""  # of the prompt: written by the first decision, or `links_of_blocks`
 
@@ -62,6 +64,7 @@ class Core:
         *,
         seed: int = 0,
         max_hold_s: float = HoldSpec().max_hold_s,
+        overtake_s: float = HoldSpec().overtake_s,
         shared: SharedBooks | None = None,
         index: int = 0,
         prefix_bytes: int = NUM_BYTES,
@@ -80,7 +83,7 @@ class Core:
         known = replicas if isinstance(replicas, Mapping) else dict.fromkeys(replicas)
         for name, figures in known.items():
             self.add(name, figures)
-        self._seed, self._max_hold_s = seed, max_hold_s
+        self._seed, self._order = seed, Order(overtake_s, max_hold_s)
         self.switch(policy)
 
     @property
@@ -89,7 +92,9 @@ class Core:
 
     def switch(self, policy: str | PolicySpec) -> None:
         """Another policy from the next decision on; the books stay."""
-        self._decider = Decider(self._books, policy, self._seed, self._max_hold_s)
+        self._decider = Decider(
+            self._books, policy, self._seed, self._order.max_hold_s, self._order.overtake_s
+        )
 
     # Replicas.
 
@@ -137,6 +142,20 @@ class Core:
         slots = [self._slot(name) for name in excluded]
         action = self._decider.decide(request, queue_size, _clock(now), slots)
         return self._names[action - 1] if action else None
+
+    def next_of(self, held: Iterable[Request], now: float | None = None) -> Request:
+        """Which of the requests that the gateway holds to decide about next: see ordering.py.
+
+        Of two whose turn it is at the same time, the first.
+        """
+        at = _clock(now)
+
+        def turn_at(request: Request) -> float:
+            if request.size == NOBODY:
+                request.size = self._books.size_of(request.prompt_tokens, request.max_tokens)
+            return self._order.turn_at(request.arrived_at, request.size, at)
+
+        return min(held, key=turn_at)
 
     def sent(self, request: Request, replica: str, streams: bool = True, now: float | None = None) -> int:
         """-> a ticket for this sending. `streams`: its tokens will be seen one by one."""

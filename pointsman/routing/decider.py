@@ -80,8 +80,12 @@ class Decider:
         policy: PolicySpec | str = "default",
         seed: int = 0,
         max_hold_s: float = HoldSpec().max_hold_s,
+        overtake_s: float = HoldSpec().overtake_s,
     ) -> None:
-        """`policy`: a heuristic, `default` or a path. After `max_hold_s` a request must be sent."""
+        """`policy`: a heuristic, `default` or a path. After `max_hold_s` a request must be sent.
+
+        `overtake_s`: more than 0 if whoever asks does so in the order of ordering.py.
+        """
         self._decide = direct(deciding.decide, "iiiiiffif")
         self._note = direct(reasons.note, "iii")
         self._noted = np.zeros(NUM_NOTED)
@@ -98,6 +102,7 @@ class Decider:
         self._record.memory.rng = first_state(seed, 0xDEC1DE)
         self._record.max_hold_s = max_hold_s
         self._record.links = books.links_at
+        self._record.overtake_s = overtake_s
         self._action = HOLD
         self._is_noted = False
         self._version = -1

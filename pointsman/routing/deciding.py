@@ -53,6 +53,7 @@ DECIDER = np.dtype(
         ("memory", MEMORY),
         ("ask", ASK),
         ("max_hold_s", "f8"),
+        ("overtake_s", "f8"),
         ("books", "i8"),  # of all processes (sharing.py)
         ("num_books", "i8"),  # 1: nobody else's
         ("own_book", "i8"),
@@ -179,6 +180,7 @@ def place(
     ask.answer_key = 0
     router.queue_size = queue_size
     router.max_hold_s = decider.max_hold_s
+    router.overtake_s = decider.overtake_s
     prepare(router, ask, now)
 
 

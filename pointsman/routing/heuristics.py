@@ -15,7 +15,7 @@ from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import float_list
 from pointsman.compiled.random import mix, next_random
 from pointsman.routing.booking import booked_tokens, derive_signals, signals_of
-from pointsman.routing.legality import can_take, has_memory, has_room, is_overdue, is_worth_sending
+from pointsman.routing.legality import can_take, has_place, has_room, is_overdue, is_worth_sending
 from pointsman.routing.observation import (
     GATHER,
     HARM,
@@ -337,7 +337,7 @@ def forbid_binding_early(router, policy, scores, ask):
         if scores[k] != FORBIDDEN and is_worth_sending(router, policy, k, ask):
             is_held = False
     for k in range(router.num_replicas):
-        if is_held or not has_memory(signals, k, ask.prompt_tokens, policy.kv_limit):
+        if is_held or not has_place(signals, k, ask.prompt_tokens, policy, 1.0):
             scores[k] = FORBIDDEN
 
 

@@ -67,11 +67,16 @@ def can_anyone_take(router, ask):
 
 
 @kernel
-def has_memory(signals, k, prompt_tokens, kv_limit):
-    """Whether replica k has KV memory for the request's prompt, as far as the router can tell."""
+def has_place(signals, k, prompt_tokens, policy, share):
+    """Whether replica k may have one more request, and memory for its prompt, as far as the router can tell.
+
+    `share`: of the KV memory that may be booked.
+    """
     if signals[OUTSTANDING, k] == 0.0:
         return True
-    return booked_tokens(signals, k) + prompt_tokens <= kv_limit * signals[KV_CAPACITY_TOKENS, k]
+    if booked_tokens(signals, k) + prompt_tokens > share * policy.kv_limit * signals[KV_CAPACITY_TOKENS, k]:
+        return False
+    return signals[OUTSTANDING, k] < policy.stream_limit
 
 
 @kernel
@@ -79,8 +84,8 @@ def has_room(signals, k, prompt_tokens, policy):
     """Whether replica k would start the request at once, as far as the router can tell."""
     if signals[OUTSTANDING, k] == 0.0:
         return True
-    return signals[PENDING_PREFILL_TOKENS, k] < policy.prefill_limit and has_memory(
-        signals, k, prompt_tokens, policy.kv_limit
+    return signals[PENDING_PREFILL_TOKENS, k] < policy.prefill_limit and has_place(
+        signals, k, prompt_tokens, policy, 1.0
     )
 
 
@@ -104,7 +109,7 @@ def fill_legal(router, policy, ask, now, legal):
     for k in range(router.num_replicas):
         legal[k + 1] = can_take(router, k, ask)
         if legal[k + 1] and may_hold:
-            legal[k + 1] = has_memory(signals, k, ask.prompt_tokens, policy.kv_limit)
+            legal[k + 1] = has_place(signals, k, ask.prompt_tokens, policy, 1.0)
         if legal[k + 1]:
             num_takers += 1
             if has_room(signals, k, ask.prompt_tokens, policy):
@@ -117,13 +122,14 @@ def is_worth_sending(router, policy, k, ask):
     """Whether a request that could be held had better go to replica k: it has room, or too many are held.
 
     Those behind pay for a wait that only the first gains by. Where memory is short it is not the prompts
-    that make them wait, and sending more would only fill it up.
+    that make them wait, and sending more would only fill it up. And where small ones go first, they can do
+    so only while they are held.
     """
     signals = signals_of(router)
     if has_room(signals, k, ask.prompt_tokens, policy):
         return True
-    is_crowded = router.queue_size > MAX_HELD * router.num_replicas
-    return is_crowded and has_memory(signals, k, ask.prompt_tokens, AMPLE * policy.kv_limit)
+    is_crowded = router.overtake_s == 0.0 and router.queue_size > MAX_HELD * router.num_replicas
+    return is_crowded and has_place(signals, k, ask.prompt_tokens, policy, AMPLE)
 
 
 @kernel

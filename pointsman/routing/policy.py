@@ -39,6 +39,11 @@ class HoldSpec(Spec):
     timer_s: float = Field(
         default=0.1, gt=0, description="a held request is decided again at least this often"
     )
+    overtake_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="smaller requests that arrived up to so much later go first; 0: in order of arrival",
+    )
 
 
 class PolicySpec(Spec):
@@ -55,12 +60,17 @@ class PolicySpec(Spec):
     kv_limit: float = Field(
         default=0.95,
         gt=0,
-        description="of the two that hold: share of a replica's KV memory that may be booked",
+        description="of those that hold: share of a replica's KV memory that may be booked",
     )
     prefill_limit_tokens: float = Field(
         default=2048,
         gt=0,
-        description="of the two that hold: prompt tokens that may wait on a replica",
+        description="of those that hold: prompt tokens that may wait on a replica",
+    )
+    stream_limit: int | None = Field(
+        default=None,
+        gt=0,
+        description="of those that hold: requests that a replica may have; absent = any number",
     )
 
     @model_validator(mode="before")
@@ -123,6 +133,7 @@ class PolicyTables:
         self._networks: dict[int, NetworkTables] = {}
         self.rows = Records(len(policies), POLICY)
         self.rows.ttft_limit_s, self.rows.step_limit_s = TTFT_LIMIT_S, STEP_LIMIT_S
+        self.rows.stream_limit = np.inf
         for row, policy in zip(self.rows, policies, strict=True):
             if policy is None:
                 row.kind = heuristics.EXTERNAL
@@ -143,6 +154,7 @@ class PolicyTables:
         row.reads_derived = spec.kind == "gathering"  # the share of time that prompts take
         row.kv_limit = spec.kv_limit
         row.prefill_limit = spec.prefill_limit_tokens
+        row.stream_limit = spec.stream_limit or np.inf
         parameters = np.zeros(heuristics.MAX_PARAMETERS)
         row.parameters = self.rows.hold(parameters)
         for number, one in enumerate(HEURISTICS[spec.kind].parameters):
@@ -169,6 +181,7 @@ class PolicyTables:
         row.hold_s = room.get("recheck_s", 1.0)
         row.kv_limit = room.get("kv_limit", 0.95)
         row.prefill_limit = room.get("prefill_limit_tokens", 2048.0)
+        row.stream_limit = room.get("stream_limit") or np.inf
         slo = checkpoint.metadata.get("slo", {})
         row.ttft_limit_s = slo.get("ttft_s", TTFT_LIMIT_S)
         row.step_limit_s = slo.get("tpot_s", STEP_LIMIT_S)

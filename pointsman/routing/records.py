@@ -33,6 +33,7 @@ ROUTER = np.dtype(
         ("queue_size", "i8"),  # requests at the router, the one to place among them
         ("fits_anywhere", "f8"),  # tokens; a request that needs no more may go to any replica
         ("max_hold_s", "f8"),  # after this a request must be sent
+        ("overtake_s", "f8"),  # smaller ones that arrived up to so much later go first (ordering.py)
     ],
     align=True,
 )
@@ -156,6 +157,7 @@ POLICY = np.dtype(
         ("hold_s", "f8"),  # a held request is decided anew when there is room, or after this
         ("kv_limit", "f8"),  # room: share of the KV memory that may be booked
         ("prefill_limit", "f8"),  # room: prompt tokens that may wait on a replica
+        ("stream_limit", "f8"),  # room: requests that a replica may have
         ("ttft_limit_s", "f8"),  # the service level that features of time are compared with
         ("step_limit_s", "f8"),
         ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pointsman.compiled.memory import Records
 from pointsman.compiled.random import first_state
+from pointsman.routing.ordering import NUM_SIZES
 from pointsman.routing.policy import fill_memory
 from pointsman.routing.prefixes import NUM_BYTES, WAYS, PrefixIndex, num_sets_in
 from pointsman.routing.records import (
@@ -49,6 +50,7 @@ from pointsman.simulator.state import (
     FUTURE,
     INSTANT,
     JOIN,
+    LINE,
     NUM_TBT_BINS,
     ORCA,
     PIECE,
@@ -159,7 +161,9 @@ class Clusters:
         sim.is_shared = workload.is_shared
         if len(workload.next_turn):
             sim.next_turn = self.sims.hold(np.ascontiguousarray(workload.next_turn))
-        sim.queue_head = sim.queue_tail = sim.held_request = NOBODY
+        sim.queue_head = NOBODY
+        lines = self._new(sim, "lines", NUM_SIZES, LINE)
+        lines["head"] = lines["tail"] = lines["held_request"] = NOBODY
         sim.hold_timer_s = spec.hold.timer_s
         sim.scrape_interval_s = spec.signals.scrape_interval_s
         sim.scrape_delay_s = spec.signals.scrape_delay_s
@@ -182,6 +186,7 @@ class Clusters:
         num_replicas = len(plans)
         router.num_replicas = router.num_accepting = num_replicas
         router.max_hold_s = spec.hold.max_hold_s
+        router.overtake_s = spec.hold.overtake_s
         router.fits_anywhere = min(plan.max_prompt_tokens for plan in plans)
         self._new(router, "output_estimate", NUM_LENGTH_CLASSES, np.float64)[:] = INITIAL_OUTPUT_ESTIMATE
         self._new(router, "tickets", num_requests, TICKET)

@@ -1,8 +1,9 @@
 """The router's side of the simulation: its decisions, and planned changes to the cluster.
 
-The router decides about the oldest request in its queue. Action 0 holds it until the next event the router
-can see (arrival, first token, finish, scrape, timer); action k sends it to replica k - 1. Requests behind a
-held one wait with it. A request that was held for `max_hold_s` must be sent.
+The router decides about the next request in its queue: the oldest, unless smaller ones go first (queue.py).
+Action 0 holds it until the next event the router can see (arrival, first token, finish, scrape, timer);
+action k sends it to replica k - 1. Requests behind a held one wait with it. A request that was held for
+`max_hold_s` must be sent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pointsman.simulator.events import (
 from pointsman.simulator.gauges import update_gauges
 from pointsman.simulator.measures import integrate_load, measure_arrival, measure_outstanding
 from pointsman.simulator.prefixes import forget_holding, lose_cache
-from pointsman.simulator.queue import give_back, pop_queue, push_queue, wake_router
+from pointsman.simulator.queue import find_head, give_back, pop_queue, push_queue, wake_router
 from pointsman.simulator.replica import FAR
 from pointsman.simulator.sequences import integrate_kv, pop_waiting, push_waiting
 from pointsman.simulator.state import (
@@ -35,6 +36,7 @@ from pointsman.simulator.state import (
     VLLM_V1,
     batch_at,
     entry_at,
+    line_at,
     prefix_at,
     replica_at,
     request_at,
@@ -51,11 +53,13 @@ def arrive(sim, i):
 
 @kernel
 def fill_ask(sim):
-    """The router asks about the oldest request in its queue; of that it knows what an API call says."""
+    """The router asks about the next request in its queue; of that it knows what an API call says."""
+    find_head(sim)
     request = request_at(sim.requests, sim.queue_head)
+    line = line_at(sim.lines, sim.next_line)
     ask = sim.ask
     ask.arrived_at = request.arrived_at
-    ask.hold_until = sim.hold_until if sim.held_request == sim.queue_head else NEVER
+    ask.hold_until = line.hold_until if line.held_request == sim.queue_head else NEVER
     ask.prompt_tokens = request.num_prefill
     ask.max_tokens = UNKNOWN
     ask.seen_tokens = request.seen
@@ -70,11 +74,12 @@ def fill_ask(sim):
 
 @kernel
 def act(sim, action):
-    """Carry out a decision about the oldest queued request."""
+    """Carry out a decision about the next request of the queue."""
     sim.num_decisions += 1
     if action == 0:
-        sim.held_request = sim.queue_head
-        sim.hold_until = sim.ask.hold_until
+        line = line_at(sim.lines, sim.next_line)
+        line.held_request = sim.queue_head
+        line.hold_until = sim.ask.hold_until
         hold(sim)
         return
     k = action - 1

@@ -1,12 +1,13 @@
-"""The router's queue in the simulation: requests it has not sent yet, in order of arrival."""
+"""The router's queue in the simulation: requests it has not sent yet, in order of arrival or of size."""
 
 from __future__ import annotations
 
 from pointsman.compiled.jit import kernel
-from pointsman.routing.records import NOBODY
+from pointsman.routing.ordering import NUM_SIZES, compiled_turn_at, size_of
+from pointsman.routing.records import NOBODY, UNKNOWN
 from pointsman.simulator.events import ROUTER_WAKES, encode, push_now
 from pointsman.simulator.sequences import last_token_at
-from pointsman.simulator.state import request_at
+from pointsman.simulator.state import line_at, request_at
 
 
 @kernel
@@ -19,20 +20,49 @@ def wake_router(sim):
 
 @kernel
 def push_queue(sim, i):
-    request_at(sim.requests, i).next = NOBODY
-    if sim.router.queue_size == 0:
-        sim.queue_head = i
+    request = request_at(sim.requests, i)
+    size = size_of(sim.router, request.num_prefill, UNKNOWN) if sim.router.overtake_s > 0.0 else 0
+    line = line_at(sim.lines, size)
+    request.next = NOBODY
+    if line.head == NOBODY:
+        line.head = i
     else:
-        request_at(sim.requests, sim.queue_tail).next = i
-    sim.queue_tail = i
+        request_at(sim.requests, line.tail).next = i
+    line.tail = i
     sim.router.queue_size += 1
-    sim.queued_prompt += request_at(sim.requests, i).num_prefill
+    sim.queued_prompt += request.num_prefill
+
+
+@kernel
+def find_head(sim):
+    """The queue's next request; there is one."""
+    if sim.router.overtake_s > 0.0:
+        find_line(sim)
+    sim.queue_head = line_at(sim.lines, sim.next_line).head
+
+
+@kernel
+def find_line(sim):
+    """Whose first request is next; of two with the same turn, the one that arrived first."""
+    router = sim.router
+    next_turn_at = float("inf")
+    head = NOBODY
+    for size in range(NUM_SIZES):
+        i = line_at(sim.lines, size).head
+        if i == NOBODY:
+            continue
+        arrived_at = request_at(sim.requests, i).arrived_at
+        turn_at = compiled_turn_at(arrived_at, size, sim.now, router.overtake_s, router.max_hold_s)
+        if turn_at < next_turn_at or (turn_at == next_turn_at and is_older(sim, i, head)):
+            next_turn_at = turn_at
+            head = i
+            sim.next_line = size
 
 
 @kernel
 def pop_queue(sim):
     i = sim.queue_head
-    sim.queue_head = request_at(sim.requests, i).next
+    line_at(sim.lines, sim.next_line).head = request_at(sim.requests, i).next
     sim.router.queue_size -= 1
     sim.queued_prompt -= request_at(sim.requests, i).num_prefill
     return i
@@ -40,7 +70,7 @@ def pop_queue(sim):
 
 @kernel
 def give_back(sim, k, i):
-    """Put a request of replica k back into the router's queue; it starts from scratch."""
+    """Put a request of replica k back into the queue; it starts from scratch, and gives way to nobody."""
     request = request_at(sim.requests, i)
     if request.is_decoding:
         request.last_token_at = last_token_at(sim, k, i)
@@ -52,18 +82,19 @@ def give_back(sim, k, i):
     request.replica = NOBODY
     request.restarts += 1
     sim.num_resent += 1
+    line = line_at(sim.lines, 0)
     before = NOBODY
-    after = sim.queue_head if sim.router.queue_size > 0 else NOBODY
+    after = line.head
     while after != NOBODY and is_older(sim, after, i):
         before = after
         after = request_at(sim.requests, after).next
     request.next = after
     if before == NOBODY:
-        sim.queue_head = i
+        line.head = i
     else:
         request_at(sim.requests, before).next = i
     if after == NOBODY:
-        sim.queue_tail = i
+        line.tail = i
     sim.router.queue_size += 1
     sim.queued_prompt += request.num_prefill
 

@@ -80,11 +80,12 @@ SIM = np.dtype(
         ("ring_size", "i8"),
         ("next_seq", "i8"),
         ("num_live", "i8"),  # events in the heap that are not timers or scrapes
-        # The router's queue, oldest first, linked through `requests.next`; its size is the router's.
-        ("queue_head", "i8"),
-        ("queue_tail", "i8"),
-        ("held_request", "i8"),  # the head of the queue, if a policy holds it until there is room
-        ("hold_until", "f8"),  # or until then
+        (
+            "lines",
+            "i8",
+        ),  # [NUM_SIZES] LINE: the router's queue (routing/ordering.py), whose size is the router's
+        ("next_line", "i8"),  # the one that is decided about
+        ("queue_head", "i8"),  # and its first request
         ("is_deciding", "i4"),
         ("is_wake_planned", "i4"),
         ("is_timer_planned", "i4"),
@@ -218,6 +219,17 @@ REQUEST = np.dtype(
         ("is_decoding", "i1"),
         ("is_in_flight", "i1"),
         ("is_fresh", "i1"),  # its last token did not come with a step of all decoding requests
+    ],
+    align=True,
+)
+
+# Requests that wait at the router, oldest first, linked through `requests.next`.
+LINE = np.dtype(
+    [
+        ("head", "i8"),
+        ("tail", "i8"),
+        ("held_request", "i8"),  # the head, if a policy holds it until there is room
+        ("hold_until", "f8"),  # or until then
     ],
     align=True,
 )
@@ -370,6 +382,7 @@ BATCH_LOG = np.dtype(
 
 replica_at = row_accessor(REPLICA)
 request_at = row_accessor(REQUEST)
+line_at = row_accessor(LINE)
 batch_at = row_accessor(BATCH)
 entry_at = row_accessor(ENTRY)
 stage_at = row_accessor(STAGE)

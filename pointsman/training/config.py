@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
+from pointsman.config import Config
 from pointsman.errors import InputError
 from pointsman.evaluation.problem import complete, env_spec, find_problem, make_env, problem_names
 from pointsman.experiments.scenarios import is_file
@@ -185,13 +186,31 @@ def preset_names() -> list[str]:
 
 
 def load_train_config(source: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a YAML file (a path) or a preset (its name), apply `key=value` overrides, validate."""
+    """Read a YAML file (a path) or a preset (its name), apply `key=value` overrides, validate.
+
+    A key of what is learned on means the same as to `compare` and `evaluate`.
+    """
     data = _read_preset(source) if isinstance(source, str) else _on_preset(read_yaml(source, "env"))
     if not isinstance(source, str):
         _anchor_scenarios(data, source.parent)
     for override in overrides:
-        apply_override(data, override, "ppo.num_epochs=2")
+        _apply(data, override)
     return parse_spec(TrainConfig, data)
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    section = override.partition("=")[0].split(".")[0]
+    env = data.get("env")
+    kind = env.get("kind") if isinstance(env, dict) else env
+    if section not in TrainConfig.model_fields and isinstance(kind, str):
+        spec = find_problem(kind).env_spec
+        if "changes" in spec.model_fields and section in Config.model_fields:
+            env = data["env"] = env if isinstance(env, dict) else {"kind": kind}
+            env["changes"] = [*env.get("changes", ()), override]
+            return
+        if section in spec.model_fields:
+            override = f"env.{override}"
+    apply_override(data, override, "ppo.num_epochs=2")
 
 
 def _anchor_scenarios(data: dict[str, Any], folder: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.experiments.scenarios import PREFIXES, SCENARIOS, UNSEEN
+from pointsman.experiments.scenarios import PREFIXES, SATURATED, SCENARIOS, UNSEEN
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.signals import SIGNAL_INDEX
 
@@ -13,7 +13,7 @@ from .conftest import Cli
 
 def test_scenarios(cli: Cli) -> None:
     listed = cli("scenarios", "--json").json
-    known = {**SCENARIOS, **UNSEEN}
+    known = {**SCENARIOS, **SATURATED, **UNSEEN}
     assert [one["name"] for one in listed] == list(known)
     assert [one["name"] for one in listed if "all" in one["suites"]] + list(PREFIXES) == list(SCENARIOS)
     assert {one["name"] for one in listed if "generalisation" in one["suites"]} > set(UNSEEN)

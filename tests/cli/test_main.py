@@ -152,10 +152,14 @@ def test_commands_share_one_grammar() -> None:
     for name, command in commands.items():
         parameters = {option: one for one in command.params for option in one.opts}
         arguments = [one.metavar for one in command.params if one.param_type_name == "argument"]
-        if "--scenario" in parameters:
-            assert "CONFIG.yaml" in arguments, name
-        if "--suite" in parameters:
-            assert "--scenario" in parameters, name
+        if "CONFIG.yaml" in arguments or "--scenario" in parameters:
+            assert {"--scenario", "--set"} <= parameters.keys() and "CONFIG.yaml" in arguments, name
+            is_of_several = next(one for one in command.params if one.metavar == "CONFIG.yaml").nargs == -1
+            assert ("--suite" in parameters) is is_of_several, name
+        if "--backend" in parameters and "--set" in parameters:
+            assert "--settings" in parameters, name
+        if "--out" in parameters:  # one folder of results, or one file that other commands read
+            assert parameters["--out"].metavar in ("DIR", "FILE.yaml"), name
         assert "--config" not in parameters, name
         for option, metavar in GRAMMAR.items():
             if option in parameters:

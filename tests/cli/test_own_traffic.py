@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,8 @@ def test_train_evaluate_explain_and_report_on_one_file(cli: Cli, mine: Path) -> 
     assert report.status == 0, report.err
     assert not [problem for problem in report.json["missing"] if "judgement" in problem]
     assert [one["name"] for one in report.json["results"]["comparisons"]] == ["mine"]
+    page = (run / "report.html").read_text()
+    assert "Means over 2 blocks of traffic.jsonl" in page and "the same arrivals, of the first block" in page
 
 
 def test_a_mix_of_files_and_scenarios(cli: Cli, mine: Path) -> None:
@@ -104,3 +107,68 @@ def test_a_scenario_may_be_a_file_wherever_one_is_named(cli: Cli, mine: Path) ->
     compared = cli("compare", "--scenario", mine, *small, "--policies", "random", "--seeds", 1, "--json")
     assert compared.json["comparisons"][0]["name"] == "mine"
     assert cli("capacity", "--scenario", mine, "--json").status == 0
+
+
+def test_a_key_means_the_same_to_every_command(
+    cli: Cli, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `train` changed by --set is what it learns on, and where the policy is judged."""
+    from pointsman.config import Config
+    from pointsman.evaluation.problem import make_env, make_evaluate
+    from pointsman.inference.checkpoint import NetworkSpec, save_checkpoint
+    from pointsman.training.config import TrainConfig
+    from pointsman.training.networks import build_network, to_checkpoint
+
+    asked: list[TrainConfig] = []
+
+    def start(config: TrainConfig, *others: object) -> None:
+        asked.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pointsman.training.runs.start", start)
+    changes = ["cluster.replicas=5", "slo.ttft_s=0.25"]
+    options = [part for change in changes for part in ("--set", change)]
+    assert cli("train", mine, *options, "--set", "env.decisions=10", "--out", tmp_path / "run").status == 130
+    (section,) = (config.env for config in asked)
+    assert section["changes"] == changes
+    env = make_env(section, 1)
+    assert env.reset(0).entity_mask.sum() == 5 and env.metadata["slo"]["ttft_s"] == 0.25
+    selected = make_evaluate(section)._prepared[0].config  # type: ignore[attr-defined]
+    assert selected.cluster.num_replicas == 5 and selected.slo.ttft_s == 0.25
+
+    path = tmp_path / "policy.safetensors"
+    spec = NetworkSpec(width=8, privileged_critic=False)
+    save_checkpoint(path, to_checkpoint(build_network(spec, env.space, seed=0), env.metadata))
+    for more, num_replicas in (((), 5), ((mine,), 3), (("--set", "cluster.replicas=4"), 4)):
+        judged = cli("evaluate", path, *more, "--against", "random", "--seeds", 1, "--json")
+        (one,) = judged.json["comparisons"]
+        assert Config.model_validate(one["configs"][0]).cluster.num_replicas == num_replicas
+
+
+def test_a_suite_is_a_mix(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pointsman.experiments.scenarios import SUITES
+
+    asked: list[tuple[str, ...]] = []
+
+    def start(config: Any, *others: object) -> None:
+        asked.append(tuple(config.env["scenarios"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pointsman.training.runs.start", start)
+    assert cli("train", "--suite", "prefixes", "--out", tmp_path / "run").status == 130
+    assert asked == [SUITES["prefixes"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--set", "seed=3"), "--set seed = '3': this command has seeds of its own"),
+        (("--set", "workloads.requests=3"), "workloads = {'requests': 3}: unknown key"),
+        (("--scenario", "random", "--set", "slo.ttft_s=1"), "env.changes = 'slo.ttft_s=1': `random` draws"),
+        (("--suite", "generalisation"), "is there to see how policies generalise, not to train on"),
+        (("--suite", "all", "--scenario", "light-chat"), "--suite = 'all': given beside --scenario"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_one_line(cli: Cli, options: tuple[str, ...], message: str) -> None:
+    result = cli("train", *options, *SMALL, "--out", "nowhere")
+    assert result.status == 2 and message in result.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,9 @@ def test_a_trace_is_played_faster_and_judged_by_blocks(cli: Cli, tmp_path: Path)
     result = cli("plan", config, *QUICK)
     assert result.status == 0, result.err
     assert max(map(len, result.out.splitlines())) <= 100
-    assert "95 % intervals over 6 blocks of trace.csv" in " ".join(result.out.split())
+    printed = " ".join(result.out.split())
+    assert "95 % intervals over 6 blocks of trace.csv" in printed
+    assert re.search(r"The traffic of cluster, 5\.\d+ requests/s, could be \d+\.\d times as much\.", printed)
 
 
 @pytest.mark.parametrize(

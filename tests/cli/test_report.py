@@ -122,8 +122,8 @@ def test_another_problem_has_its_own_evaluations(
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    out = tmp_path / "page.html"
-    result = cli("report", fake, "--out", out, "--open")
+    out = tmp_path / "results" / "report.html"
+    result = cli("report", fake, "--out", out.parent, "--open")
     assert (result.status, result.err) == (0, "")
     assert opened == [out.as_uri()]
     html = out.read_text()
@@ -157,7 +157,7 @@ def test_a_damaged_checkpoint_costs_only_what_needs_it(cli: Cli, run: Path) -> N
         (["nosuch"], "RUN = 'nosuch': does not exist; name a directory that `pointsman train` made"),
         (["."], "RUN = '.': has no config.yaml, progress.csv, meta.json"),
         (["run", "--seeds", 0], "--seeds = 0: is out of range"),
-        (["run", "--out", "run"], "--out = 'run': is a directory; name a file"),
+        (["run", "--out", "run/config.yaml"], "--out = 'run/config.yaml/report.html': lies under a file"),
         (["run", "--figures", "run/config.yaml"], "--figures = 'run/config.yaml': is a file"),
         (["run", "--threads", -1], "--threads = -1: is negative"),
     ],

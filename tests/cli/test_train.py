@@ -83,7 +83,7 @@ def test_a_run_that_learned_nothing_is_no_success(
     assert result.status == 1
     line = result.err.splitlines()[-1]
     assert line.startswith(f"error: nothing was learned: {why}")
-    assert line.endswith("pointsman train --resume runs/fake-1 --minutes M")
+    assert line.endswith("in all for example: pointsman train --resume runs/fake-1 --minutes 4")
 
 
 def test_a_diverging_run_ends_with_status_1_and_keeps_what_was_good(

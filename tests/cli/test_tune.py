@@ -61,7 +61,7 @@ def test_several_situations_and_another_objective(cli: Cli) -> None:
 def test_own_configuration(cli: Cli, tmp_path: Path) -> None:
     config = config_file(tmp_path, *(f"{i / 5},{100 + 50 * (i % 7)},5" for i in range(60)))
     out = tmp_path / "tuned.yaml"
-    result = cli("tune", config, "--decisions", 2000, "--out", out)
+    result = cli("tune", config, "--decisions", 2000, "--set", "slo.ttft_s=0.5", "--out", out)
     made = yaml.safe_load(out.read_text())["made"]
     assert (made["situations"], made["sources"]) == (["cluster"], [str(config)])
     # A trace has parts, not seeds; what is kept of it is where the policy is judged by default.
@@ -73,6 +73,7 @@ def test_own_configuration(cli: Cli, tmp_path: Path) -> None:
     assert f"judge it on requests 49 to 60 of trace.csv: pointsman evaluate {out}" in result.err
     (judged,) = cli("evaluate", out, "--against", "random", "--json").json["comparisons"]
     assert judged["name"] == "cluster" and "80 to 100 % of trace.csv" in judged["what"]
+    assert judged["configs"][0]["slo"]["ttft_s"] == 0.5
     config.unlink()
     gone = cli(
         "evaluate", out, "--against", "random", "--seeds", 1, "--set", "workload.requests=50", "--json"

@@ -14,6 +14,7 @@ from pointsman.experiments.scenarios import (
     LONGEST_CHAT_TOKENS,
     PREFIXES,
     REPORT_SEEDS,
+    SATURATED,
     SCENARIOS,
     SELECTION_SEEDS,
     SUITES,
@@ -64,7 +65,7 @@ def test_seeds_for_selection_and_report_never_mix() -> None:
     assert REPORT_SEEDS[0] == 1000
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PREFIXES, *UNSEEN])
+@pytest.mark.parametrize("name", [*NAMES, *PREFIXES, *SATURATED, *UNSEEN])
 def test_runs_to_the_end(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PointsmanWarning)  # overload
@@ -75,7 +76,7 @@ def test_runs_to_the_end(name: str) -> None:
     assert np.all(outcome.requests["completed_at"] > outcome.requests["arrived_at"])
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PREFIXES, *UNSEEN])
+@pytest.mark.parametrize("name", [*NAMES, *PREFIXES, *SATURATED, *UNSEEN])
 def test_a_seed_gives_one_configuration(name: str) -> None:
     one = find_scenario(name)
     assert one.config(3) == one.config(3)
@@ -165,7 +166,7 @@ def test_suites() -> None:
     assert {one.config(0).cluster.num_replicas for one in generalisation} >= {16, 64}
     assert set(SUITES["generalisation"]) > set(UNSEEN)
     assert not set(UNSEEN) & set(SCENARIOS)
-    with pytest.raises(InputError, match="known: all, prefixes, generalisation"):
+    with pytest.raises(InputError, match="known: all, prefixes, saturated, generalisation"):
         find_suite("al")
 
 

@@ -7,6 +7,7 @@ import pytest
 from pointsman.evaluation.bootstrap import Ratio
 from pointsman.report.figure import Bar, Ladder, Line
 from pointsman.report.plots import change_figure, percentile_figure, styles, survival_figure
+from pointsman.routing.heuristics import HEURISTICS
 
 from .factories import make_comparison
 
@@ -76,3 +77,15 @@ def test_policies_shown_together_look_different() -> None:
     looks = styles([*names, "random", "least-work"])
     assert len(set(looks.values())) == 9
     assert looks["random"] == styles(["random"])["random"], "known ones always look the same"
+
+
+def test_every_policy_that_ships_has_a_look_of_its_own() -> None:
+    """Beside each other, and alone in another chart of the same page."""
+    names = [*HEURISTICS, "default"]
+    together = styles(names)
+    assert len(set(together.values())) == len(names)
+    assert together == {name: styles([name])[name] for name in names}
+    bars = change_figure(
+        dict.fromkeys(("gathering", "default"), Ratio(0.7, 0.6, 0.8)), "random", "TTFT"
+    ).marks
+    assert len({bar.colour for bar in bars if isinstance(bar, Bar)}) == 2

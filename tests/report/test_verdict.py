@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pointsman.evaluation.bootstrap import Ratio
 from pointsman.evaluation.compare import HEADLINES
+from pointsman.experiments.setting import Setting
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, by_evaluations, interval
 from pointsman.report.comparison import ComparisonReport
 from pointsman.report.evaluation import EvaluationReport
@@ -34,6 +37,19 @@ def test_better() -> None:
     assert plain.startswith("least-work beats least-outstanding: TTFT mean −30 % [")
     assert "Also: better than random." in verdict.details
     assert "8 seeds (1000–1007)" in verdict.details[-1] and "95 % intervals" in verdict.details[-1]
+
+
+@pytest.mark.parametrize(("rate_rps", "is_said"), [(5.0, False), (12.0, True), (None, True)])
+def test_throughput_counts_where_it_is_not_that_of_the_arrivals(
+    rate_rps: float | None, is_said: bool
+) -> None:
+    one = report(least_work=0.7 * BASE)
+    setting = Setting("2 × H100", 1000, rate_rps, capacity_rps=10.0)
+    (comparison,) = one.comparisons
+    changed = EvaluationReport(ComparisonReport([replace(comparison, setting=setting)], "", 0.0))
+    details = " ".join(verdict_of(changed).details)
+    assert ("Requests per second, against least-outstanding" in details) is is_said
+    assert f"Judged {setting.text}, 1,000 requests a run." in details
 
 
 def test_worse_is_said_so() -> None:

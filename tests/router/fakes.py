@@ -35,6 +35,9 @@ class FakeBooks:
     def prompt_length(self, prompt_tokens: int) -> int:
         return prompt_tokens
 
+    def size_of(self, prompt_tokens: int, max_tokens: int) -> int:
+        return prompt_tokens.bit_length()
+
     def set_accepting(self, slot: int, accepting: bool) -> None:
         self.accepting[slot] = accepting
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from simulator.factories import Run, make_cluster, random_workload
+from simulator.factories import Run, make_cluster, make_workload, random_workload
 
 from pointsman.compiled.memory import Records
 from pointsman.compiled.random import first_state
@@ -28,6 +28,7 @@ from pointsman.routing.records import MEMORY
 from pointsman.routing.sharing import SharedBooks
 from pointsman.routing.signals import SCRAPED_AT, SCRAPED_KV_USE, SCRAPED_RUNNING, SCRAPED_WAITING
 from pointsman.simulator.run import advise
+from pointsman.workload import Workload
 
 from .recording import FIRST_TOKEN, TOKEN, stream_of
 
@@ -49,12 +50,14 @@ class Simulated(NamedTuple):
     decisions: list[tuple[float, int, int, int, np.ndarray]]  # time, request, action, queue, scraped rows
 
 
-def simulate(spec: PolicySpec) -> Simulated:
+def simulate(spec: PolicySpec, workload: Workload, overtake_s: float) -> Simulated:
     """The policy has the memory that a core of the same seed starts with."""
-    cluster = make_cluster(replicas=[{"count": 2}, {"count": 2, "slowdown": 1.5}])
-    run = Run(cluster, random_workload(300, rate_rps=RATE_RPS), None, num_logged_batches=200_000)
+    cluster = make_cluster(
+        replicas=[{"count": 2}, {"count": 2, "slowdown": 1.5}], hold={"overtake_s": overtake_s}
+    )
+    run = Run(cluster, workload, None, num_logged_batches=200_000)
     tables = PolicyTables([spec], 4)
-    for name in ("may_hold", "hold_s", "kv_limit", "prefill_limit"):
+    for name in ("may_hold", "hold_s", "kv_limit", "prefill_limit", "stream_limit"):
         run.policies.rows[name] = tables.rows[name]
     memories = Records(1, MEMORY)
     fill_memory(memories[0], memories, 4, first_state(SEED, 0xDEC1DE))
@@ -70,18 +73,21 @@ def simulate(spec: PolicySpec) -> Simulated:
     return Simulated(run, decisions)
 
 
-def replay_by_core(simulated: Simulated, spec: PolicySpec) -> list[tuple[int, int]]:
-    """(simulated action, the core's action) of every decision."""
+def replay_by_core(simulated: Simulated, spec: PolicySpec, overtake_s: float) -> list[tuple[int, int]]:
+    """(simulated action, the core's action) of every decision; both ask about the same requests."""
     run = simulated.run
     names = [f"replica {k}" for k in range(len(run.plans))]
     figures = [{name: float(getattr(plan, name)) for name in FIGURES} for plan in run.plans]
-    core = Core(spec, dict(zip(names, figures, strict=True)), seed=SEED, now=0.0)
+    core = Core(spec, dict(zip(names, figures, strict=True)), seed=SEED, overtake_s=overtake_s, now=0.0)
     core._books._recalibrate = lambda now: None  # type: ignore[method-assign]  # no doubts in a simulator
     requests = [
         Request(int(one.num_prefill), session=int(one.session), arrived_at=float(one.arrived_at))
         for one in run.requests
     ]
     tickets: dict[int, int] = {}
+    arriving = iter(requests)
+    arrival = next(arriving, None)
+    held: list[Request] = []
     stream = iter(sorted(stream_of(run)))
     event = next(stream, None)
     scraped_at = 0.0
@@ -100,9 +106,14 @@ def replay_by_core(simulated: Simulated, spec: PolicySpec) -> list[tuple[int, in
             scraped_at = float(scraped[-1, 0])
             for k, name in enumerate(names):
                 core.scraped(name, *scraped[:-1, k].tolist(), now=scraped_at)
+        while arrival is not None and arrival.arrived_at <= now:
+            held.append(arrival)
+            arrival = next(arriving, None)
+        assert core.next_of(held, now=now) is requests[i]
         chosen = core.decide(requests[i], queue_size, now=now)
         both.append((action, 0 if chosen is None else names.index(chosen) + 1))
         if action > 0:
+            held.remove(requests[i])
             tickets[i] = core.sent(requests[i], names[action - 1], now=now)
     return both
 
@@ -111,10 +122,26 @@ def replay_by_core(simulated: Simulated, spec: PolicySpec) -> list[tuple[int, in
 def test_the_simulator_and_the_public_api_decide_alike(kind: str) -> None:
     """All but Vidur's rule, which reads the servers' own queues: a router has no such signal."""
     spec = spec_of(kind)
-    both = replay_by_core(simulate(spec), spec)
+    workload = random_workload(300, rate_rps=RATE_RPS)
+    both = replay_by_core(simulate(spec, workload, 0.0), spec, 0.0)
     assert len(both) >= 300
     assert [simulated for simulated, _ in both] == [decided for _, decided in both]
     assert len({action for action, _ in both} - {0}) > 1
+
+
+@pytest.mark.parametrize("kind", ["hold-until-room", "late-binding", "gathering", "default"])
+def test_both_take_small_requests_first(kind: str) -> None:
+    rng = np.random.default_rng(SEED)
+    prompts = (2.0 ** rng.uniform(6.0, 13.0, 200)).astype(int)
+    workload = make_workload(np.cumsum(rng.exponential(0.02, 200)), prompts, rng.integers(1, 80, 200))
+    spec = spec_of(kind)
+    if kind != "default":
+        spec = spec.model_copy(update={"stream_limit": 8})
+    simulated = simulate(spec, workload, 20.0)
+    both = replay_by_core(simulated, spec, 20.0)
+    assert [simulated for simulated, _ in both] == [decided for _, decided in both]
+    sent = [request for _, request, action, *_ in simulated.decisions if action > 0]
+    assert sum(np.diff(sent) < 0) > 20  # not in order of arrival
 
 
 def test_held_until_there_is_room_and_not_for_ever() -> None:

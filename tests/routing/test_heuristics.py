@@ -173,11 +173,12 @@ class Twin:
         signal, row = self.run.signal, self.run.requests[request]
         pending = signal("pending_prefill_tokens")
         booked = signal("context_tokens") + pending + row.num_prefill
-        has_memory = booked <= self.policy.kv_limit * signal("kv_capacity_tokens")
+        may_have_more = signal("outstanding") < (self.policy.stream_limit or np.inf)
+        has_memory = may_have_more & (booked <= self.policy.kv_limit * signal("kv_capacity_tokens"))
         has_room = has_memory & (pending < self.policy.prefill_limit_tokens)
         is_idle = signal("outstanding") == 0
         is_overdue = self.run.sim.now - row.arrived_at >= self.run.spec.hold.max_hold_s
-        is_ample = booked <= 0.8 * self.policy.kv_limit * signal("kv_capacity_tokens")
+        is_ample = may_have_more & (booked <= 0.8 * self.policy.kv_limit * signal("kv_capacity_tokens"))
         return tuple(one | is_idle | is_overdue for one in (has_memory, has_room, is_ample))
 
     def hold_until_room(self, able: list[int], request: int) -> set[int]:
@@ -297,12 +298,31 @@ def test_linear_score_adds_up() -> None:
         assert_twin_agrees(make_policy("linear-score", weights=weights), busy_workload(seed), seed)
 
 
-@pytest.mark.parametrize(("kv_limit", "prefill_limit"), [(0.5, 2048), (0.2, 2048), (0.95, 50), (1e-9, 1)])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"kv_limit": 0.5},
+        {"kv_limit": 0.2},
+        {"prefill_limit_tokens": 50},
+        {"kv_limit": 1e-9, "prefill_limit_tokens": 1},
+        {"stream_limit": 3},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", ["hold-until-room", "late-binding"])
-def test_holds_by_its_limits(kind: str, kv_limit: float, prefill_limit: float) -> None:
-    policy = make_policy(kind, kv_limit=kv_limit, prefill_limit_tokens=prefill_limit)
-    held = assert_twin_agrees(policy, busy_workload(1))
+def test_holds_by_its_limits(kind: str, limits: dict[str, float]) -> None:
+    held = assert_twin_agrees(make_policy(kind, **limits), busy_workload(1))
     assert held.sim.num_held > 0
+
+
+def test_a_replica_has_no_more_requests_than_its_limit() -> None:
+    cluster = make_cluster(replicas=2, hold={"max_hold_s": 1e6})
+    run = AdvisedRun(cluster, busy_workload(0), make_policy("late-binding", stream_limit=3))
+    most = 0.0
+    for _ in run.decisions():
+        run.action = run.advice()
+        most = max(most, run.signal("outstanding").max())
+    assert most == 3
 
 
 def test_hold_until_room_releases_when_room_is_made() -> None:

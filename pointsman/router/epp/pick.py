@@ -58,6 +58,7 @@ class Pick:
     session_name: str | None = None
     generates = False
     hold_until = NEVER
+    size = 0
     tried: Collection[int] = ()
     request_id = ""
     links = b""

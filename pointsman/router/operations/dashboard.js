@@ -219,7 +219,11 @@ function showReplicas() {
 }
 
 function showSpeeds() {
-  const figure = (r, of) => seconds(r.speed[of]) + (of in r.speed_errors ? ` ± ${share(r.speed_errors[of])}` : "");
+  const figure = (r, of) => {
+    const error = r.speed_errors[of];
+    if (error >= 1) return "not known yet";
+    return seconds(r.speed[of]) + (error === undefined ? "" : ` ± ${share(error)}`);
+  };
   fillTable("speeds",
     ["replica", { text: "known by", className: "text" }, "smallest step", "one more stream", "prompt token", "KV memory, tokens"],
     state.replicas.map(r => [

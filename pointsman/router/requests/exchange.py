@@ -47,6 +47,7 @@ class Exchange:
     # These are defaults of the class: most requests change few of them, and setting all for each takes time.
     tried: Collection[int] = ()
     hold_until = NEVER
+    size = 0
     num_retries = 0
     replica_name = NO_REPLICA
     decided_by = NO_POLICY

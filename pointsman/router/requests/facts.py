@@ -222,7 +222,7 @@ def _read_chat(body: _Chat) -> tuple[int, bytes, tuple[int, int]]:
 
 
 def _length(parts: list[str]) -> int:
-    """Of the text that begins with these parts and goes on after them, in bytes up to where it does."""
+    """How long the text is up to the end of these parts, in bytes."""
     return len(parts) - 1 + sum(len(part) if part.isascii() else len(part.encode()) for part in parts)
 
 

@@ -1,10 +1,11 @@
 """The requests held at the router: who is asked about next, and who is refused when there are too many.
 
 Requests that may go to the same replicas stand in one line: as in the simulator, the policy decides about the
-one in front, and those behind wait with it. In front is the highest priority, and within it the oldest. Where
-models are served by different replicas, a held request stops nobody of another model. Held requests are
-decided anew when something the policy can see has changed (a first token, an end, a scrape, a replica that
-comes or goes), and at least every second.
+one in front, and those behind wait with it. In front is the highest priority, and within it the oldest, or
+with `overtake_s` the one whose turn it is by its size (routing/ordering.py). Where models are served by
+different replicas, a held request stops nobody of another model. Held requests are decided anew when
+something the policy can see has changed (a first token, an end, a scrape, a replica that comes or goes), and
+at least every second.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import asyncio
 from collections import deque
 from collections.abc import Collection
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pointsman.router.config import Holding
 from pointsman.router.http.messages import Answer, overloaded, refusal, unavailable
 from pointsman.router.replicas.registry import Registry, Replica
 from pointsman.router.requests.decisions import DecisionMaker, Placed
 from pointsman.router.telemetry.metrics import Metrics
+from pointsman.routing.books import Books
+from pointsman.routing.ordering import Order
 
 PRIORITIES = {b"high": 0, b"normal": 1, b"low": 2}
 NORMAL, UNKNOWN = PRIORITIES[b"normal"], -1
@@ -30,6 +33,7 @@ class Waiting(Placed, Protocol):
 
     model: str | None
     priority: int
+    size: int  # written when it is submitted
     tried: Collection[int]
 
     def send(self, replica: Replica) -> None: ...
@@ -37,7 +41,17 @@ class Waiting(Placed, Protocol):
     def refuse(self, answer: Answer) -> None: ...
 
 
+class FirstInLine(NamedTuple):
+    """The first of a model's requests, of one priority."""
+
+    priority: int
+    arrived_at: float
+    model: str | None
+    size: int
+
+
 Line = deque[Waiting]
+Lines = dict[tuple[str | None, int], Line]  # by model and size
 _TURN_S = 0.05  # for a request that waits longer at another router to take the place that came free
 
 
@@ -46,21 +60,29 @@ class Elsewhere(Protocol):
 
     num_held: int
 
-    def has_older(self, request: Waiting) -> bool:
-        """Whether one that is no less urgent waits longer there, for the same replicas."""
+    def goes_before(self, request: Waiting, now: float) -> bool:
+        """Whether one that is no less urgent waits there for the same replicas, and it is its turn."""
 
 
 class Dispatcher:
     def __init__(
-        self, registry: Registry, decisions: DecisionMaker, settings: Holding, metrics: Metrics
+        self,
+        books: Books,
+        registry: Registry,
+        decisions: DecisionMaker,
+        settings: Holding,
+        metrics: Metrics,
     ) -> None:
+        self._books = books
         self._registry = registry
         self._decisions = decisions
         self._settings = settings
         self._max_hold_s = settings.max_hold_s  # a field of a Spec takes long to read
+        self.order = Order(settings.overtake_s, settings.max_hold_s)
+        self._is_ordered = settings.overtake_s > 0
         self._metrics = metrics
         # By priority, and then by model: which replicas serve a model may change while its requests wait.
-        self._lines: tuple[dict[str | None, Line], ...] = tuple({} for _ in PRIORITIES)
+        self._lines: tuple[Lines, ...] = tuple({} for _ in PRIORITIES)
         self._is_wake_planned = False
         self._decided_at = 0.0
         self.num_held = 0
@@ -70,23 +92,26 @@ class Dispatcher:
 
     def submit(self, request: Waiting) -> None:
         """Send it, hold it, or refuse it."""
+        if self._is_ordered:
+            request.size = self._books.size_of(request.prompt_tokens, request.max_tokens)
         is_behind = self.num_held > 0 and self._is_behind(request)
         if is_behind or not self._place(request, request.arrived_at):
             self._hold(request, is_first=False)
 
     def resubmit(self, request: Waiting) -> None:
         """A request that failed on a replica has waited already: it goes to the front."""
+        request.size = 0
         if not self._place(request, monotonic()):
             self._hold(request, is_first=True)
 
     def withdraw(self, request: Waiting) -> None:
         lines = self._lines[request.priority]
-        line = lines.get(request.model)
+        line = lines.get((request.model, request.size))
         if line is not None and request in line:
             line.remove(request)
             self._count(-1)
             if not line:
-                del lines[request.model]
+                del lines[request.model, request.size]
 
     def wake(self) -> None:
         """Something changed. Decisions are made once for all that changes at the same time."""
@@ -104,29 +129,35 @@ class Dispatcher:
         if now - self._decided_at >= self._settings.recheck_s:
             self._decide_again()
 
-    def fronts(self) -> list[tuple[int, float, str | None]]:
-        """Priority, arrival and model of the first of every line."""
-        return [
-            (priority, line[0].arrived_at, model)
-            for priority, lines in enumerate(self._lines)
-            for model, line in lines.items()
-        ]
+    def fronts(self) -> list[FirstInLine]:
+        """Whose turn it is, for every priority and model."""
+        now = monotonic()
+        found: dict[tuple[int, str | None], FirstInLine] = {}
+        for priority, lines in enumerate(self._lines):
+            for line in sorted(lines.values(), key=lambda line: self._turn_at(line[0], now)):
+                first = line[0]
+                front = FirstInLine(priority, first.arrived_at, first.model, first.size)
+                found.setdefault((priority, first.model), front)
+        return list(found.values())
 
     def _decide_again(self) -> None:
         self._is_wake_planned = False
         self._decided_at = now = monotonic()
         stopped: set[frozenset[int]] = set()  # the lines whose first request stays, by the replicas left out
         for lines in self._lines:
-            while (line := self._next_line(lines, stopped)) is not None:
+            while (line := self._next_line(lines, stopped, now)) is not None:
                 model = line[0].model
                 if not self._release(line, now):
                     stopped.add(self._registry.without(model))
 
-    def _next_line(self, lines: dict[str | None, Line], stopped: set[frozenset[int]]) -> Line | None:
-        """The one whose first request is the oldest."""
+    def _next_line(self, lines: Lines, stopped: set[frozenset[int]], now: float) -> Line | None:
+        """The one whose first request is next."""
         without = self._registry.without
-        moving = [line for model, line in lines.items() if without(model) not in stopped]
-        return min(moving, key=lambda line: line[0].arrived_at, default=None)
+        moving = [line for (model, _), line in lines.items() if without(model) not in stopped]
+        return min(moving, key=lambda line: self._turn_at(line[0], now), default=None)
+
+    def _turn_at(self, request: Waiting, now: float) -> float:
+        return self.order.turn_at(request.arrived_at, request.size, now)
 
     def _release(self, line: Line, now: float) -> bool:
         """Take the first of the line out if it can go; whether it went."""
@@ -139,21 +170,31 @@ class Dispatcher:
             line.appendleft(request)
             self._count(1)
         lines = self._lines[request.priority]
-        if not line and lines.get(request.model) is line:
-            del lines[request.model]
+        key = request.model, request.size
+        if not line and lines.get(key) is line:
+            del lines[key]
         return has_gone
 
     def _is_behind(self, request: Waiting) -> bool:
-        """Whether one that is no less urgent waits for the same replicas."""
+        """Whether one that is more urgent waits for the same replicas, or one that is as urgent and next."""
         without = self._registry.without
         left_out = without(request.model)
-        urgent = self._lines[: request.priority + 1]
-        return any(line and without(model) == left_out for lines in urgent for model, line in lines.items())
+        now = request.arrived_at
+        turn_at = self._turn_at(request, now)
+        return any(
+            line
+            and without(model) == left_out
+            and (priority < request.priority or self._turn_at(line[0], now) <= turn_at)
+            for priority, lines in enumerate(self._lines[: request.priority + 1])
+            for (model, _), line in lines.items()
+        )
 
     def _num_waiting(self, model: str | None) -> int:
         """Requests held for replicas that serve this model."""
         share = self._registry.share_a_replica
-        return sum(len(line) for lines in self._lines for other, line in lines.items() if share(model, other))
+        return sum(
+            len(line) for lines in self._lines for (other, _), line in lines.items() if share(model, other)
+        )
 
     def _place(self, request: Waiting, now: float) -> bool:
         """Send or refuse the request; False: the policy holds it."""
@@ -186,9 +227,9 @@ class Dispatcher:
         return True
 
     def _gives_way(self, request: Waiting, now: float) -> bool:
-        """Whether a request of another router, which waits longer, should have the place. It gets it first;
+        """Whether a request of another router, whose turn it is, should have the place. It gets it first;
         what it has not taken after `_TURN_S` it cannot use."""
-        if self.elsewhere is None or not self.elsewhere.has_older(request):
+        if self.elsewhere is None or not self.elsewhere.goes_before(request, now):
             return False
         if self._gave_way_at is None:
             self._gave_way_at = now
@@ -205,7 +246,7 @@ class Dispatcher:
             evicted.refuse(self._full())
         if not self.num_held:
             self._decided_at = monotonic()
-        line = self._lines[request.priority].setdefault(request.model, deque())
+        line = self._lines[request.priority].setdefault((request.model, request.size), deque())
         line.appendleft(request) if is_first else line.append(request)
         self._count(1)
         self._metrics.holds += 1

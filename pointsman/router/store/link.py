@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from pointsman.router.logs import Log
-from pointsman.router.requests.holding import Dispatcher
+from pointsman.router.requests.holding import Dispatcher, FirstInLine
 from pointsman.router.store.address import StoreAddress
 from pointsman.router.store.messages import (
     LAYOUT,
@@ -65,13 +65,13 @@ class StoreLink:
         self._dispatcher = dispatcher
         self._state = state
         self._log = log
-        self._peers = Peers(share_a_line)
+        self._peers = Peers(share_a_line, dispatcher.order)
         self._name = secrets.token_hex(6)
         self._heard_at = -STALE_S  # ourselves
         self._problem: str | None = None  # the one that was said last
         self._misunderstood: set[str] = set()
         self._last = Book(np.zeros(0, np.int64), np.zeros((len(ROWS), 0)))  # as it was published
-        self._fronts: list[tuple[int, float, str | None]] = []
+        self._fronts: list[FirstInLine] = []
         self._running: list[asyncio.Task[None]] = []
         dispatcher.elsewhere = self._peers
 
@@ -217,7 +217,8 @@ class StoreLink:
             is_whole=is_whole,
             num_held=self._dispatcher.num_held,
             fronts=[
-                Front(priority, max(0.0, now - arrived_at), model) for priority, arrived_at, model in fronts
+                Front(front.priority, max(0.0, now - front.arrived_at), front.model, front.size)
+                for front in fronts
             ],
             keys=keys,
             columns=columns,

@@ -38,6 +38,7 @@ class Front(msgspec.Struct, array_like=True, frozen=True):
     priority: int
     age_s: _Age
     model: str | None
+    size: int = 0  # routing/ordering.py
 
 
 class Message(msgspec.Struct, array_like=True):

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.router.requests.holding import Waiting
+from pointsman.router.requests.holding import FirstInLine, Waiting
 from pointsman.router.store.messages import Message, from_wire
+from pointsman.routing.ordering import Order
 from pointsman.routing.sharing import Book, combined
 from pointsman.routing.signals import NUM_SIGNALS
 
@@ -25,13 +26,14 @@ class Peer:
     heard_at: float
     columns: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # by key of the replica
     num_held: int = 0
-    fronts: list[tuple[int, float, str | None]] = field(default_factory=list)  # priority, arrival, model
+    fronts: list[FirstInLine] = field(default_factory=list)
 
 
 class Peers:
-    def __init__(self, share_a_line: Callable[[str | None, str | None], bool]) -> None:
+    def __init__(self, share_a_line: Callable[[str | None, str | None], bool], order: Order) -> None:
         """`share_a_line`: whether requests for these two models wait for the same replicas."""
         self._share_a_line = share_a_line
+        self._order = order
         self._peers: dict[str, Peer] = {}
         self.num_held = 0
 
@@ -50,7 +52,10 @@ class Peers:
         peer.heard_at = now
         peer.columns = columns if message.is_whole else peer.columns | columns
         peer.num_held = message.num_held
-        peer.fronts = [(front.priority, now - front.age_s, front.model) for front in message.fronts]
+        peer.fronts = [
+            FirstInLine(front.priority, now - front.age_s, front.model, front.size)
+            for front in message.fronts
+        ]
         self._count()
         return is_new
 
@@ -75,13 +80,15 @@ class Peers:
                 books.append(Book(np.array(list(peer.columns), np.int64), signals))
         return combined(books, keys)
 
-    def has_older(self, request: Waiting) -> bool:
-        """Whether a request that is no less urgent waits longer at another router, for the same replicas."""
-        ours = request.priority, request.arrived_at
+    def goes_before(self, request: Waiting, now: float) -> bool:
+        """Whether one at another router, no less urgent and for the same replicas, has its turn before."""
+        turn_at = self._order.turn_at
+        ours = request.priority, turn_at(request.arrived_at, request.size, now)
         return any(
-            (priority, arrived_at) < ours and self._share_a_line(model, request.model)
+            (front.priority, turn_at(front.arrived_at, front.size, now)) < ours
+            and self._share_a_line(front.model, request.model)
             for peer in self._peers.values()
-            for priority, arrived_at, model in peer.fronts
+            for front in peer.fronts
         )
 
     def _count(self) -> None:

@@ -72,6 +72,68 @@ def test_held_requests_go_one_by_one_by_priority_and_age() -> None:
     run(scenario)
 
 
+def sized(name: str, num_bytes: int) -> bytes:
+    message = {"role": "user", "content": "x" * num_bytes}
+    return post({"messages": [message], "n": name}, headers=f"x-request-id: {name}\r\n")
+
+
+@pytest.mark.parametrize(
+    ("overtake_s", "expected"),
+    [(60.0, ["first", "small", "small-too", "large"]), (0.0, ["first", "large", "small", "small-too"])],
+)
+def test_small_requests_go_first_where_they_may(overtake_s: float, expected: list[str]) -> None:
+    async def scenario() -> None:
+        async with cluster(gated, holding={"overtake_s": overtake_s}) as c:
+            one_at_a_time(c)
+            names = [("first", 100), ("large", 40_000), ("small", 100), ("small-too", 100)]
+            tasks = [await submit(c, sized(*name)) for name in names]
+            await until(lambda: c.router.dispatcher.num_held == 3)
+            c.mocks[0].gate.set()
+            assert [(await task).status for task in tasks] == [200] * 4
+            assert order(c) == expected
+            assert c.router.dispatcher.num_held == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("limits", [{"overtake_s": 0.3}, {"overtake_s": 60, "max_hold_s": 0.4}], ids=str)
+def test_a_large_request_is_overtaken_for_a_while_only(limits: dict[str, float]) -> None:
+    """Small ones come without end; the large one goes all the same."""
+
+    async def scenario() -> None:
+        async with cluster(gated, holding=limits | {"recheck_s": 60}) as c:
+            one_at_a_time(c)
+            tasks = [await submit(c, sized("first", 100)), await submit(c, sized("large", 40_000))]
+            for number in range(40):
+                tasks.append(await submit(c, sized(f"small {number}", 100)))
+                tasks.append(await submit(c, sized(f"small-too {number}", 100)))
+                c.mocks[0].gate.set()
+                await asyncio.sleep(0.02)
+                c.mocks[0].gate.clear()
+            c.mocks[0].gate.set()
+            await asyncio.gather(*tasks)
+            assert 2 < order(c).index("large") < len(tasks) - 2
+
+    run(scenario)
+
+
+def test_a_large_request_whose_client_leaves_is_forgotten() -> None:
+    async def scenario() -> None:
+        async with cluster(gated, holding={"overtake_s": 60}) as c:
+            one_at_a_time(c)
+            tasks = [await submit(c, sized(name, 100)) for name in ("a", "b")]
+            async with c.wire() as wire:
+                await wire.send(sized("c", 40_000))
+                await until(lambda: c.router.dispatcher.num_held == 2)
+                assert [front.size for front in c.router.dispatcher.fronts()] == [5]
+            await until(lambda: c.router.dispatcher.num_held == 1)
+            c.mocks[0].gate.set()
+            await asyncio.gather(*tasks)
+            assert order(c) == ["a", "b"]
+
+    run(scenario)
+
+
 def test_the_policy_learns_how_long_and_how_many_wait() -> None:
     async def scenario() -> None:
         async with cluster(gated) as c:
@@ -253,7 +315,7 @@ class _Elsewhere:
     num_held = 3
     is_older = True
 
-    def has_older(self, request: object) -> bool:
+    def goes_before(self, request: object, now: float) -> bool:
         return self.is_older
 
 
@@ -281,7 +343,7 @@ def test_fronts_are_the_first_of_every_line() -> None:
             tasks = [await submit(c, named(f"m{k}", model="m")) for k in range(3)]
             tasks += [await submit(c, named(f"n{k}", "high", model="n")) for k in range(2)]
             fronts = c.router.dispatcher.fronts()
-            assert [(priority, model) for priority, _, model in fronts] == [(0, "n"), (1, "m")]
+            assert [(front.priority, front.model) for front in fronts] == [(0, "n"), (1, "m")]
             for mock in c.mocks:
                 mock.gate.set()
             assert [answer.status for answer in await asyncio.gather(*tasks)] == [200] * 5

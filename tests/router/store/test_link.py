@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 
 from pointsman.router.logs import Log
-from pointsman.router.requests.holding import Elsewhere
+from pointsman.router.requests.holding import Elsewhere, FirstInLine
 from pointsman.router.store.address import parse_store
 from pointsman.router.telemetry.metrics import Sharing
 from pointsman.routing.books import Books
 from pointsman.routing.decider import Decider
+from pointsman.routing.ordering import Order
 from pointsman.routing.sharing import SharedBooks
 from pointsman.routing.signals import OUTSTANDING
 from tests.router.certificates import new_authority
@@ -77,10 +78,11 @@ class Held:
 
     def __init__(self) -> None:
         self.num_held = 0
+        self.order = Order(overtake_s=0.0, max_hold_s=30.0)
         self.elsewhere: Elsewhere | None = None
         self.num_wakes = 0
 
-    def fronts(self) -> list[tuple[int, float, str | None]]:
+    def fronts(self) -> list[FirstInLine]:
         return []
 
     def wake(self) -> None:

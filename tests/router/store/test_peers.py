@@ -19,6 +19,7 @@ from pointsman.router.store.messages import (
     to_wire,
 )
 from pointsman.router.store.peers import STALE_S, Peers
+from pointsman.routing.ordering import Order
 from pointsman.routing.sharing import Book
 from pointsman.routing.signals import (
     ACCEPTING,
@@ -39,6 +40,7 @@ class Request:
     arrived_at: float
     priority: int = 1
     model: str | None = "m"
+    size: int = 0
 
 
 def book(seed: int, keys: np.ndarray = KEYS) -> Book:
@@ -51,7 +53,7 @@ def message(name: str, said: Book, now: float = 0.0, **fields: object) -> Messag
 
 
 def peers() -> Peers:
-    return Peers(lambda model, other: model == other)
+    return Peers(lambda model, other: model == other, Order(overtake_s=60.0, max_hold_s=30.0))
 
 
 def test_ages_survive_clocks_that_differ() -> None:
@@ -138,8 +140,13 @@ def test_nonsense_is_left_out() -> None:
 def test_who_waits_longest_is_known_across_routers() -> None:
     others = peers()
     others.heard(message("one", book(1), now=500.0, fronts=[Front(1, 2.0, "m")]), 100.0)  # since 98 of ours
-    assert others.has_older(Request(arrived_at=99.0))
-    assert not others.has_older(Request(arrived_at=97.0))
-    assert not others.has_older(Request(arrived_at=99.0, priority=0))  # more urgent
-    assert others.has_older(Request(arrived_at=97.0, priority=2))
-    assert not others.has_older(Request(arrived_at=99.0, model="other"))
+    assert others.goes_before(Request(arrived_at=99.0), 100.0)
+    assert not others.goes_before(Request(arrived_at=97.0), 100.0)
+    assert not others.goes_before(Request(arrived_at=99.0, priority=0), 100.0)  # more urgent
+    assert others.goes_before(Request(arrived_at=97.0, priority=2), 100.0)
+    assert not others.goes_before(Request(arrived_at=99.0, model="other"), 100.0)
+    assert others.goes_before(Request(arrived_at=97.0, size=1), 100.0)  # which counts from 107
+    others.heard(message("one", book(1), now=500.0, fronts=[Front(1, 2.0, "m", 1)]), 100.0)  # from 108
+    assert not others.goes_before(Request(arrived_at=99.0), 100.0)
+    assert others.goes_before(Request(arrived_at=99.0, size=2), 100.0)
+    assert others.goes_before(Request(arrived_at=99.0), 128.0)  # it has waited for as long as it may
