@@ -65,7 +65,7 @@ def run(row: Row, scenario: Scenario, seeds: range) -> Found:
     policy = PolicySpec.model_validate({"kind": row.kind})
     policy = policy.model_copy(update={"stream_limit": row.stream_limit})
     prepared: list[Prepared] = [prepare(scenario.config(seed, [override])) for seed in seeds]
-    outcomes = simulate(prepared, num_threads=2, policies=[policy] * len(prepared))
+    outcomes = simulate(prepared, 2, policies=[policy] * len(prepared))
     waits_s = [(one.requests["dispatched_at"] - one.requests["arrived_at"]).max() for one in outcomes]
     metrics = {name: np.array([one.metrics[name] for one in outcomes]) for name in METRICS.values()}
     return Found(metrics, float(max(waits_s)))

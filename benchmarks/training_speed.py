@@ -42,6 +42,7 @@ from pointsman.training.config import TrainConfig
 from pointsman.training.passes import use_one_thread
 from pointsman.training.ranks import Ranks, started
 from pointsman.training.trainer import Trainer
+from pointsman.workers.processes import LocalProcesses
 
 FRACTION_DONE = 0.5  # of a run that never ends; schedules follow it
 
@@ -349,7 +350,7 @@ def main() -> None:
     use_one_thread()
     config = make_config()
     two = config.model_copy(update={"run": config.run.model_copy(update={"workers": 2})})
-    with started(2, follow, (two,)) as ranks:
+    with started(LocalProcesses(), 2, follow, (two,)) as ranks:
         alone, together = ours(Ranks(), config), ours(ranks, two)
         space = make_env(config.env, 1).space
         num_inputs = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 EXTRAS = {
     "epp": ("google", "hpack"),
+    "ray": ("ray",),
     "redis": ("redis",),
     "serve": ("httptools", "msgspec", "prometheus_client", "uvloop"),
     "train": ("gymnasium", "scipy", "tensorboard", "threadpoolctl", "torch"),

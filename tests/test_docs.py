@@ -28,6 +28,7 @@ NOT_RUN = {
     r"\bwatch\b": "does not end by itself",
     r"generalist|--suite all": "takes minutes or hours",
     r"--resume": "needs a run that was stopped",
+    r"--ray\b": "needs Ray: tests/workers/test_ray.py does",
     r"runs/jobs|--env jobs|jobs\.csv": "tests/cli/test_jobs.py does",
     r"runs/first|train --preset quick|train mine": "the same as with runs/mine",
     r"tensorboard/PPO_1": "other people's logs",

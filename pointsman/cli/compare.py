@@ -30,15 +30,16 @@ from pointsman.cli.options import (
     ObjectiveName,
     OutDir,
     Overrides,
+    RayAddress,
     ScenarioNames,
     Situation,
     Suite,
     chosen_scenarios,
-    num_threads,
     objective_named,
     policy_names,
     refuse_seed,
     report_seeds,
+    simulators,
     situations,
 )
 from pointsman.cli.returns import compare_returns, env_section, refuse_routing_options
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from pointsman.evaluation.compare import Comparison
     from pointsman.experiments.objective import Objective
     from pointsman.experiments.scenarios import Scenario
+    from pointsman.experiments.simulate import Workers
     from pointsman.report.appraisal import Verdict
     from pointsman.report.comparison import ComparisonReport
 
@@ -88,6 +90,7 @@ def compare(
     objective: ObjectiveName = None,
     overrides: Overrides = None,
     threads: NumThreads = 0,
+    ray: RayAddress = None,
     as_json: AsJson = False,
     out: OutDir = None,
 ) -> None:
@@ -106,6 +109,7 @@ def compare(
     command = shlex.join(["pointsman", *context.obj])
     if env is not None and env != ROUTING:
         given = {"CONFIG": config_files, "--scenario": scenario, "--suite": suite, "--objective": objective}
+        given |= {"--ray": ray}
         refuse_routing_options(given, env)
         section = env_section({"kind": env}, overrides or [])
         compare_returns(section, split_names(policies), baseline, seeds, command, out, as_json)
@@ -121,7 +125,8 @@ def compare(
         named = split_names(policies)
         wanted = situations(scenarios, overrides or [], report_seeds(seeds), [baseline, *(named or [])])
         started = time.perf_counter()
-        comparisons = run_comparisons(wanted, named, baseline, num_threads(threads), cost)
+        with simulators(threads, ray) as workers:
+            comparisons = run_comparisons(wanted, named, baseline, workers, cost)
         wall_s = time.perf_counter() - started
         report = ComparisonReport(comparisons, command, wall_s, cost, warned)
         if folder is not None:
@@ -157,7 +162,7 @@ def run_comparisons(
     wanted: Sequence[Situation],
     policies: Sequence[str] | None,
     baseline: str,
-    threads: int,
+    workers: Workers,
     objective: Objective | None,
 ) -> list[Comparison]:
     """One after the other, with progress."""
@@ -166,7 +171,7 @@ def run_comparisons(
     with progress("simulating", len(wanted)) as advance:
         return [
             run_comparison(
-                one.name, one.what, one.configs, policies, baseline, one.folder, threads, advance, objective
+                one.name, one.what, one.configs, policies, baseline, one.folder, workers, advance, objective
             )
             for one in wanted
         ]

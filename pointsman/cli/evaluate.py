@@ -33,16 +33,17 @@ from pointsman.cli.options import (
     ObjectiveName,
     OutDir,
     Overrides,
+    RayAddress,
     ScenarioNames,
     Suite,
     chosen_scenarios,
     kept_situations,
     known_origin,
-    num_threads,
     objective_named,
     policy_names,
     refuse_seed,
     report_seeds,
+    simulators,
 )
 from pointsman.cli.returns import env_of, env_section, evaluate_returns, refuse_routing_options
 from pointsman.errors import InputError
@@ -83,6 +84,7 @@ def evaluate(
     keep: Keep = None,
     overrides: Overrides = None,
     threads: NumThreads = 0,
+    ray: RayAddress = None,
     live: Annotated[
         list[str] | None,
         typer.Option("--live", metavar="URL", help="A real server to measure on, by our router; repeat it."),
@@ -113,7 +115,7 @@ def evaluate(
     env = env_of(policy)
     if env is not None:
         given = {"--scenario": scenario, "--suite": suite, "CONFIG": config_files, "--objective": objective}
-        given |= {"--live": live, "--keep": keep}
+        given |= {"--live": live, "--keep": keep, "--ray": ray}
         refuse_routing_options(given, env["kind"])
         section = env_section(env, overrides or [])
         evaluate_returns(policy, section, split_names(against), seeds, command, out, as_json)
@@ -123,7 +125,7 @@ def evaluate(
     against = against or (LIVE_AGAINST if live else AGAINST)
     others = split_names(against) or []
     if live:
-        refuse_with_live([*map(str, config_files or []), *(scenario or [])], suite, threads)
+        refuse_with_live([*map(str, config_files or []), *(scenario or [])], suite, threads, ray)
         seeds = LIVE_SEEDS if seeds is None else seeds
     with ExitStack() as outputs:
         folder = outputs.enter_context(output_dir("--out", out)) if out else None
@@ -140,7 +142,8 @@ def evaluate(
         if live:
             comparisons = [measure(wanted[0], policies, others[0], live, cost)]
         else:
-            comparisons = run_comparisons(wanted, policies, others[0], num_threads(threads), cost)
+            with simulators(threads, ray) as workers:
+                comparisons = run_comparisons(wanted, policies, others[0], workers, cost)
         wall_s = time.perf_counter() - started
         report = EvaluationReport(ComparisonReport(comparisons, command, wall_s, cost, warned))
         if not report.against:

@@ -20,13 +20,14 @@ LIVE_AGAINST = "least-outstanding"
 LIVE_SEEDS = 6  # the fewest that make an interval
 
 
-def refuse_with_live(scenarios: Sequence[str], suite: str | None, threads: int) -> None:
+def refuse_with_live(scenarios: Sequence[str], suite: str | None, threads: int, ray: str | None) -> None:
     if suite is not None:
         raise InputError("--suite", suite, "given beside --live", "name one --scenario")
     if len(scenarios) > 1 or "all" in scenarios:
         raise InputError("--scenario", scenarios[-1], "given beside --live", "name one scenario at a time")
-    if threads:
-        raise InputError("--threads", threads, "given beside --live", "leave it out: nothing is simulated")
+    for option, value in {"--threads": threads, "--ray": ray}.items():
+        if value:
+            raise InputError(option, value, "given beside --live", "leave it out: nothing is simulated")
 
 
 def live_options(

@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     with notices_as_lines():
         try:
-            arguments = sys.argv[1:] if arguments is None else list(arguments)
+            arguments = _with_address(sys.argv[1:] if arguments is None else arguments)
             status = app(args=arguments, prog_name="pointsman", obj=arguments, standalone_mode=False)
             sys.stdout.flush()
             return int(status or 0)
@@ -141,6 +141,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (KeyboardInterrupt, typer.Abort):
             say("interrupted")
             return 130
+
+
+def _with_address(arguments: Sequence[str]) -> list[str]:
+    """`--ray` may stand alone, which typer does not know of."""
+    following = [*arguments[1:], "-"]
+    return [
+        "--ray=auto" if one == "--ray" and after.startswith("-") else one
+        for one, after in zip(arguments, following, strict=True)
+    ]
 
 
 def _usage_error(error: BaseException) -> int:

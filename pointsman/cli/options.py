@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pointsman.config import Config
     from pointsman.experiments.objective import Objective
     from pointsman.experiments.scenarios import Scenario
+    from pointsman.experiments.simulate import Workers
+    from pointsman.workers.processes import Launcher
 
 NUM_SEEDS = 16
 
@@ -99,7 +102,20 @@ NumSeeds = Annotated[
     ),
 ]
 NumThreads = Annotated[
-    int, typer.Option("--threads", metavar="N", help="0 = one for each core; the result is the same.")
+    int,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        help="Or workers, with --ray. 0 = one for each core; the result is the same.",
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Work on a Ray cluster; without an address on that of this machine, started if there is none.",
+    ),
 ]
 ObjectiveName = Annotated[
     str | None,
@@ -283,6 +299,32 @@ def num_threads(asked: int) -> int:
         raise InputError("--threads", asked, "is negative", "use 0 for one thread a core")
     has_affinity = hasattr(os, "sched_getaffinity")
     return asked or (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+
+
+def launcher(ray: str | None) -> Launcher:
+    """Where workers run: on this machine, or on the Ray cluster of `--ray`."""
+    from pointsman.workers.processes import LocalProcesses
+
+    if ray is None:
+        return LocalProcesses()
+    from pointsman.workers.ray_actors import RayActors
+
+    return RayActors(ray)
+
+
+@contextmanager
+def simulators(threads: int, ray: str | None) -> Iterator[Workers]:
+    """What simulations run on: as many threads, or workers of the Ray cluster."""
+    threads = num_threads(threads) if ray is None or threads < 0 else threads
+    if ray is None:
+        yield threads
+        return
+    from pointsman.workers.pool import pool
+    from pointsman.workers.ray_actors import RayActors
+
+    actors = RayActors(ray)
+    with pool(actors, threads or actors.num_free_cores()) as opened:
+        yield opened
 
 
 def objective_named(name: str | None, keep: Sequence[str] | None = None) -> Objective | None:

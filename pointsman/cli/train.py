@@ -19,8 +19,10 @@ from pointsman.cli.options import (
     AsJson,
     Keep,
     ObjectiveName,
+    RayAddress,
     Suite,
     chosen_scenarios,
+    launcher,
     refuse_seed,
     scenario_names,
 )
@@ -71,6 +73,7 @@ def train(
     workers: Annotated[
         int | None, typer.Option("--workers", metavar="W", help="Processes that train together.")
     ] = None,
+    ray: RayAddress = None,
     objective: ObjectiveName = None,
     keep: Keep = None,
     overrides: Annotated[
@@ -114,6 +117,9 @@ def train(
     result is the same to the last bit. A run that diverges ends with status 1 and keeps its last good
     checkpoint, and one that was too short to change the policy ends with status 1, too.
 
+    Several workers share environments and gradients; their number, not where they run, decides the result. A
+    worker that is lost is replaced, and its update made again.
+
     With --live, a policy (`default`, or --start-from) learns on from a scenario's arrivals, sent to real
     servers in real time. The policy it started from decides half of them, and takes over if that is better.
 
@@ -141,7 +147,7 @@ def train(
         }
         for option, value in fixed.items():
             if value is not None:
-                remedy = "a run goes on as it was begun; only --minutes or --steps may be given"
+                remedy = "a run goes on as it was begun; only --minutes, --steps and --ray may be given"
                 raise InputError(option, str(value), "given beside --resume", remedy)
     else:
         given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
@@ -149,7 +155,7 @@ def train(
         refuse_seed(overrides or [], "leave it out; --seed is that of everything random")
         config_file, own = _told_apart(config_files or [], scenario or [], suite)
         if live:
-            others = {"--preset": preset, "--env": env, "--workers": workers}
+            others = {"--preset": preset, "--env": env, "--workers": workers, "--ray": ray}
             first, last = [], live_options(live, others, own, start_from)
             preset = None if config_file is not None else "live"
         else:
@@ -166,9 +172,9 @@ def train(
         view() as show,
     ):
         if resume is not None:
-            result = runs.resume(resume, show, stop, command, minutes, steps)
+            result = runs.resume(resume, show, stop, command, minutes, steps, launcher(ray))
         else:
-            result = runs.start(config, folder, show, stop, command)
+            result = runs.start(config, folder, show, stop, command, launcher(ray))
     if result.is_stopped:
         say(f"stopped after update {result.update}; to go on: {_resume_command(result.folder)}")
         raise typer.Exit(130)
@@ -306,13 +312,13 @@ def stop_requests() -> Iterator[StopSwitch]:
 def _failures_as_lines(folder: Path) -> Iterator[None]:
     """A run that went wrong by itself: one line, status 1, and what is left to go on from."""
     from pointsman.training.ppo import DivergedError, RatioError
-    from pointsman.training.ranks import RankError
     from pointsman.training.runs import newest_state
     from pointsman.training.safety import SafetyError
+    from pointsman.workers.peers import WorkerError
 
     try:
         yield
-    except (DivergedError, RatioError, RankError, SafetyError) as error:
+    except (DivergedError, RatioError, WorkerError, SafetyError) as error:
         state = newest_state(folder)
         kept = "nothing was saved yet"
         if state is not None:

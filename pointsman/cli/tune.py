@@ -18,11 +18,12 @@ from pointsman.cli.options import (
     Keep,
     NumThreads,
     Overrides,
+    RayAddress,
     ScenarioNames,
     Suite,
     chosen_scenarios,
-    num_threads,
     refuse_seed,
+    simulators,
 )
 from pointsman.errors import InputError
 
@@ -61,6 +62,7 @@ def tune(
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the search.", min=0)] = 0,
     overrides: Overrides = None,
     threads: NumThreads = 2,
+    ray: RayAddress = None,
     as_json: AsJson = False,
     out: Annotated[
         Path | None,
@@ -89,13 +91,13 @@ def tune(
         warned = outputs.enter_context(warnings_noted())
         situations = _situations(config_files or [], scenario or [], suite, overrides or [])
         started = time.perf_counter()
-        with progress("tuning", 1.0) as advance:
+        with simulators(threads, ray) as workers, progress("tuning", 1.0) as advance:
             tuned = evaluation.tune(
                 [one.search for one in situations],
                 aim,
                 budget,
                 seed,
-                num_threads(threads),
+                workers,
                 advance,
                 [one.check for one in situations],
                 policy,

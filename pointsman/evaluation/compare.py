@@ -33,7 +33,7 @@ from pointsman.experiments.metrics import HitsOverTime, hits_over_time, latency,
 from pointsman.experiments.objective import Objective
 from pointsman.experiments.own import num_blocks_of, quietly_prepared, replayed
 from pointsman.experiments.setting import Setting, setting_of
-from pointsman.experiments.simulate import Outcome, Prepared, prepare, simulate
+from pointsman.experiments.simulate import Outcome, Prepared, Workers, prepare, simulate
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec
 from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
@@ -216,7 +216,7 @@ def compare(
     policies: Sequence[str] | None = None,
     baseline: str = "least-outstanding",
     base_dir: Path | None = None,
-    num_threads: int = 1,
+    workers: Workers = 1,
     progress: Shares | None = None,
     objective: Objective | None = None,
 ) -> Comparison:
@@ -233,7 +233,7 @@ def compare(
     hits: dict[str, HitsOverTime] = {}
     for runs in _batches(configs, specs, first, base_dir):
         share = len(runs) / (len(configs) * len(specs))
-        for run, outcome in zip(runs, _run(runs, num_threads, share, progress), strict=True):
+        for run, outcome in zip(runs, _run(runs, workers, share, progress), strict=True):
             policy = run.config.policy.label
             for metric, values in _samples(outcome, run.config, num_blocks).items():
                 metrics[policy].setdefault(metric, []).extend(values)
@@ -284,10 +284,10 @@ def _batches(
         yield runs
 
 
-def _run(runs: list[Prepared], num_threads: int, share: float, progress: Shares | None) -> list[Outcome]:
+def _run(runs: list[Prepared], workers: Workers, share: float, progress: Shares | None) -> list[Outcome]:
     num_requests = sum(len(run.workload) for run in runs)
     advance = (lambda num_done: progress(share * num_done / num_requests)) if progress else None
-    return simulate(runs, num_threads, advance)
+    return simulate(runs, workers, advance)
 
 
 def _warn_unfinished(name: str, metrics: Mapping[str, Mapping[str, Sequence[float]]]) -> None:

@@ -31,7 +31,7 @@ from pointsman.experiments.objective import Objective
 from pointsman.experiments.own import replayed, selection_episodes, trained_on, training_episode
 from pointsman.experiments.running import run_to_end
 from pointsman.experiments.scenarios import SELECTION_SEEDS, Scenario
-from pointsman.experiments.simulate import Prepared, prepare, simulate
+from pointsman.experiments.simulate import Prepared, Workers, prepare, simulate
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.routing.signals import SIGNAL_INDEX
@@ -146,7 +146,7 @@ def tune(
     objective: Objective,
     budget: Budget,
     seed: int = 0,
-    num_threads: int = 1,
+    workers: Workers = 1,
     progress: Progress | None = None,
     checks: Sequence[Situation] | None = None,
     kind: str = LINEAR_SCORE,
@@ -159,8 +159,8 @@ def tune(
     search, from its first generation on: the result is what it has come to, unchecked.
     """
     meter = _Meter(budget, progress)
-    bench = Bench(situations, objective, num_threads)
-    judge = bench if checks is None else Bench(checks, objective, num_threads)
+    bench = Bench(situations, objective, workers)
+    judge = bench if checks is None else Bench(checks, objective, workers)
     block = max(MIN_SEEDS, REQUESTS_PER_SCORE // bench.num_requests)
     block = min(block, len(SELECTION_SEEDS) // (NUM_BLOCKS + NUM_CHECK_BLOCKS))
     search_seeds = SELECTION_SEEDS[: NUM_BLOCKS * block]
@@ -297,11 +297,11 @@ class ParameterSpace:
 class Bench:
     """Runs policies on situations, and counts the decisions that takes."""
 
-    def __init__(self, situations: Sequence[Situation], objective: Objective, num_threads: int) -> None:
+    def __init__(self, situations: Sequence[Situation], objective: Objective, workers: Workers) -> None:
         self.num_decisions = 0
         self._situations = situations
         self._objective = objective
-        self._num_threads = num_threads
+        self._workers = workers
         self._num_kept = 0
         self._prepared: dict[tuple[int, int], Prepared] = {}
         self._references: dict[tuple[int, int], dict[str, dict[str, Floats]]] = {}
@@ -342,7 +342,7 @@ class Bench:
         rows: list[dict[str, float]] = []
         for first in range(0, len(policies), portion):
             some = policies[first : first + portion]
-            for outcome in simulate([prepared] * len(some), self._num_threads, policies=some):
+            for outcome in simulate([prepared] * len(some), self._workers, policies=some):
                 rows.append(outcome.metrics | {"cost": self._objective.cost(outcome.metrics)})
                 self.num_decisions += int(outcome.metrics["decisions"])
         return {name: np.array([row[name] for row in rows]) for name in ("cost", "ttft_p99_s", "e2e_p99_s")}

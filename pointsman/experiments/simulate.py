@@ -1,10 +1,10 @@
-"""Run configurations: many clusters at once, on several threads, with the same result as one by one."""
+"""Run configurations: many clusters at once, on threads or workers, with the same result as one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,18 @@ from pointsman.experiments.capacity import capacity_rps
 from pointsman.experiments.checks import check_traffic
 from pointsman.experiments.metrics import measure
 from pointsman.experiments.running import Progress, run_to_end
-from pointsman.inference.checkpoint import Checkpoint
+from pointsman.experiments.threads import run_in_threads
+from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
+from pointsman.workers.peers import Peer
+from pointsman.workers.pool import WorkerPool
 from pointsman.workload import Workload, build_workload
 
 NUM_LOGGED_BATCHES = 65_536  # how many `on_batches` gets at a time
 AnyPolicy = PolicySpec | Checkpoint
+Workers = int | WorkerPool  # threads of this process, or processes anywhere
 BatchSink = Callable[[Any], None]  # gets batches [n] BATCH_LOG in the order in which they ended
 
 
@@ -68,17 +72,20 @@ def _check_served(config: Config) -> None:
 
 def simulate(
     prepared: Sequence[Prepared],
-    num_threads: int = 1,
+    workers: Workers = 1,
     progress: Progress | None = None,
     on_batches: BatchSink | None = None,
     policies: Sequence[AnyPolicy] | None = None,
 ) -> list[Outcome]:
-    """Run every cluster to its end. The number of threads changes nothing but the time.
+    """Run every cluster to its end. The number of workers, and where they are, changes nothing but the time.
 
     `on_batches` sees every batch of every replica; for a single cluster. `policies`, one for each cluster,
     stand in for those of the configurations.
     """
     assert on_batches is None or len(prepared) == 1
+    policies = policies or [one.config.policy for one in prepared]
+    if isinstance(workers, WorkerPool):
+        return _simulate_elsewhere(prepared, workers, progress, policies)
     clusters = Clusters(
         [one.config.cluster for one in prepared],
         [one.plans for one in prepared],
@@ -93,10 +100,8 @@ def simulate(
             on_batches(clusters.batch_logs[0][: sim.num_logged_batches])
             sim.num_logged_batches = 0
 
-    tables = PolicyTables(
-        policies or [one.config.policy for one in prepared], max(len(one.plans) for one in prepared)
-    )
-    run_to_end(clusters, tables, num_threads, progress, drain_log)
+    tables = PolicyTables(policies, max(len(one.plans) for one in prepared))
+    run_to_end(clusters, tables, workers, progress, drain_log)
     return [
         Outcome(
             measure(clusters, i, one.config.slo),
@@ -106,3 +111,27 @@ def simulate(
         )
         for i, one in enumerate(prepared)
     ]
+
+
+def _simulate_elsewhere(
+    prepared: Sequence[Prepared], pool: WorkerPool, progress: Progress | None, policies: Sequence[AnyPolicy]
+) -> list[Outcome]:
+    """Learned policies go along: their files may be on this machine only."""
+    load = cache(partial(load_checkpoint, where="policy.checkpoint"))
+    outcomes: dict[int, Outcome] = {}
+
+    def run_one(i: int) -> None:
+        policy = policies[i]
+        if isinstance(policy, PolicySpec) and policy.checkpoint is not None:
+            policy = load(policy.checkpoint)
+        outcomes[i] = pool.call(_simulate_one, prepared[i], policy)
+        if progress:
+            progress(len(prepared[i].workload))
+
+    run_in_threads(run_one, len(prepared), pool.size, pool.close)
+    return [outcomes[i] for i in range(len(prepared))]
+
+
+def _simulate_one(peer: Peer, prepared: Prepared, policy: AnyPolicy) -> Outcome:
+    (outcome,) = simulate([prepared], policies=[policy])
+    return outcome

@@ -64,7 +64,7 @@ def appraise(
                 [str(run), *AGAINST],
                 BASELINE,
                 scenario.folder,
-                num_threads=num_threads,
+                workers=num_threads,
                 progress=lambda share: advance((1 - LOAD_SHARE) * share / len(selection.scenarios)),
                 objective=selection.objective,
             )

@@ -43,7 +43,7 @@ class RunSpec(Spec):
     )
     seed: int = Field(default=0, ge=0, description="of weights, environments, actions and minibatches")
     workers: int = Field(
-        default=1, ge=1, le=64, description="processes that share environments and gradients"
+        default=1, ge=1, le=1024, description="processes that share environments and gradients"
     )
     num_envs: int = Field(default=64, ge=1, description="N, environments, of all workers together")
     rollout_steps: int = Field(default=128, ge=2, description="T, decisions of an environment in an update")

@@ -47,9 +47,12 @@ from pointsman.training.ranks import started
 from pointsman.training.safety import Alert
 from pointsman.training.state import TrainerState
 from pointsman.training.stopping import CompileClock, StopSwitch
-from pointsman.training.trainer import Outlook, train
+from pointsman.training.trainer import Outlook, Trainer, train
+from pointsman.workers.peers import LostWorkerError
+from pointsman.workers.processes import Launcher, LocalProcesses
 
 NUM_HEADROOM_ENVS = 32
+MAX_LOSSES = 3  # of workers between two updates: they are not lost by accident
 NUM_STATES = 2  # kept: one that can be resumed from, should the newest be damaged
 
 
@@ -84,8 +87,15 @@ class Result(NamedTuple):
     num_learned: int  # updates that changed the policy: the first may be the critic's alone
 
 
-def start(config: TrainConfig, folder: Path, show: Show, stop: StopSwitch, command: str = "") -> Result:
-    """Train in a new directory."""
+def start(
+    config: TrainConfig,
+    folder: Path,
+    show: Show,
+    stop: StopSwitch,
+    command: str = "",
+    launcher: Launcher | None = None,
+) -> Result:
+    """Train in a new directory, with workers from the launcher; by default on this machine."""
     folder = folder.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         remedy = "name another directory, or go on with --resume"
@@ -93,7 +103,7 @@ def start(config: TrainConfig, folder: Path, show: Show, stop: StopSwitch, comma
     with output_dir("--out", folder):
         with stop.cuttable():
             config = with_rollouts(config)
-        return _run(config, folder, None, show, stop, command)
+        return _run(config, folder, None, show, stop, command, launcher)
 
 
 def resume(
@@ -103,6 +113,7 @@ def resume(
     command: str = "",
     minutes: float | None = None,
     steps: int | None = None,
+    launcher: Launcher | None = None,
 ) -> Result:
     """Go on from the last checkpoint; the result is that of an uninterrupted run. It may be made longer."""
     folder = folder.expanduser()
@@ -116,7 +127,7 @@ def resume(
     if state is None:
         raise InputError("--resume", str(folder), "has no checkpoint that can be read", "start the run again")
     _refuse_finished(config, folder, state)
-    return _run(config, folder, state, show, stop, command)
+    return _run(config, folder, state, show, stop, command, launcher)
 
 
 def _refuse_finished(config: TrainConfig, folder: Path, state: TrainerState) -> None:
@@ -152,6 +163,7 @@ def _run(
     show: Show,
     stop: StopSwitch,
     command: str,
+    launcher: Launcher | None,
 ) -> Result:
     with ExitStack() as stack:
         stack.enter_context(session(config.env))
@@ -160,8 +172,7 @@ def _run(
         if state is None and config.run.headroom_steps > 0:
             with stop.cuttable():
                 run.check_headroom()
-        ranks = stack.enter_context(started(config.run.workers, train, (config, state)))
-        trainer = train(ranks, config, state, run)
+        trainer = _train(run, state, launcher or LocalProcesses())
         is_stopped = run.is_stopped or trainer.num_updates > run.saved_update  # the last one was cut off
         if not is_stopped:
             run.finished()
@@ -175,6 +186,21 @@ def _run(
         run.last,
         max(0, run.saved_update - config.ppo.critic_first),
     )
+
+
+def _train(run: Run, state: TrainerState | None, launcher: Launcher) -> Trainer:
+    """A worker that is lost is replaced, and the run goes on from its last whole update, to the same end."""
+    losses_at: list[int] = []
+    while True:
+        try:
+            with started(launcher, run.config.run.workers, train, (run.config, state)) as ranks:
+                return train(ranks, run.config, state, run)
+        except LostWorkerError as error:
+            state = run.kept_state
+            losses_at.append(run.lost_worker(error))
+            if losses_at.count(losses_at[-1]) == MAX_LOSSES:
+                run.failed({"update": losses_at[-1]}, error)
+                raise
 
 
 class Run:
@@ -209,6 +235,8 @@ class Run:
         self._curves: Curves | None = None
         self._watch = LogWatch(folder, severities=("bad",))
         self._is_described = False
+        self.kept_state = state
+        self._kept_policy: Checkpoint | None = None
         self._outlook = Outlook(0.0, False)
         show.begin(config, folder, self._first_update)
 
@@ -306,7 +334,24 @@ class Run:
         for alert in alerts:
             self.show.news(alert)
 
-    def save(self, state: TrainerState, checkpoint: Checkpoint) -> None:
+    def lost_worker(self, error: LostWorkerError) -> int:
+        """Make sure of what there is; returns the number of the update that has to be made again."""
+        update = 1
+        if self.kept_state is not None and self._kept_policy is not None:
+            update += self.kept_state.values["num_updates"]
+            self.save()
+        alert = Alert(update, "worker", f"{error}; another one takes its place")
+        if self._curves is not None:
+            self._curves.tell([alert])
+        self.show.news(alert)
+        return update
+
+    def keep(self, state: TrainerState, checkpoint: Checkpoint) -> None:
+        self.kept_state, self._kept_policy = state, checkpoint
+
+    def save(self) -> None:
+        state, checkpoint = self.kept_state, self._kept_policy
+        assert state is not None and checkpoint is not None
         update = state.values["num_updates"]
         self._describe(checkpoint)
         values = {

@@ -25,7 +25,7 @@ class TrainerState(NamedTuple):
 
 
 def save(trainer: Trainer) -> TrainerState:
-    """Everything that resuming needs. All ranks must call it."""
+    """Everything that resuming needs, at rank 0. All ranks must call it."""
     arrays = {f"network/{name}": tensor for name, tensor in trainer.network.state_dict().items()}
     if trainer.reference is not None:
         arrays |= {f"reference/{name}": tensor for name, tensor in trainer.reference.state_dict().items()}
@@ -53,7 +53,7 @@ def save(trainer: Trainer) -> TrainerState:
         mine = {"actions": np.stack(recording.actions)}
         if trainer.state is not None and trainer.reference_state is not None:
             mine |= {"state": trainer.state.numpy(), "reference_state": trainer.reference_state.numpy()}
-        parts = trainer.ranks.gather((recording._replace(actions=[]), mine))
+        parts = trainer.ranks.gather_first((recording._replace(actions=[]), mine))
         values["recordings"] = [recording for recording, _ in parts]
         for rank, (_, theirs) in enumerate(parts):
             arrays |= {f"rank{rank}/{name}": torch.from_numpy(array) for name, array in theirs.items()}

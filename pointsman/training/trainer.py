@@ -41,12 +41,13 @@ from pointsman.training.passes import make_pass, use_one_thread
 from pointsman.training.ppo import DivergedError, Knobs, RatioError
 from pointsman.training.ppo import update as ppo_update
 from pointsman.training.prices import Prices
-from pointsman.training.ranks import RankError, Ranks
+from pointsman.training.ranks import Ranks
 from pointsman.training.recorded import RecordedEnv
 from pointsman.training.safety import Alert, Monitor, SafetyError
 from pointsman.training.state import TrainerState, restore, save
 from pointsman.training.stopping import CutError
 from pointsman.training.warm_start import Teachers, take_over, warm_start
+from pointsman.workers.peers import LostWorkerError, WorkerError
 
 NUM_RECENT = 100  # episodes whose mean return a row shows: many updates end none
 
@@ -404,7 +405,13 @@ class Host(Protocol):
         """The run ends here: what is known of the update, and why."""
         ...
 
-    def save(self, state: TrainerState, checkpoint: Checkpoint) -> None: ...
+    def keep(self, state: TrainerState, checkpoint: Checkpoint) -> None:
+        """What the run is now, between two updates: it can go on from there."""
+        ...
+
+    def save(self) -> None:
+        """Write what was kept last."""
+        ...
 
 
 def train(
@@ -412,7 +419,7 @@ def train(
 ) -> Trainer:
     """Train until the host says the run is over. `state` is where to take up; None: from the beginning.
 
-    A run that is cut off ends as it was after its last whole update.
+    A run that is cut off, or loses a worker, ends as the host kept it after its last whole update.
     """
     assert (host is not None) == (ranks.rank == 0)
     cuttable = host.cuttable if host else nullcontext
@@ -429,9 +436,9 @@ def train(
         with cuttable():
             found = host.evaluate(trainer.checkpoint()) if host else {}
         trainer.judged(ranks.from_first(found))
-    whole = save(trainer), trainer.checkpoint()
+    _keep(trainer, host)
     if host and state is None:
-        host.save(*whole)
+        host.save()
     outlook = ranks.from_first(_outlook(trainer, host))
     while not outlook.is_over:
         fraction_done = outlook.fraction_done
@@ -450,21 +457,29 @@ def train(
                     row |= found
                     news += trainer.judged(found)
             alerts = trainer.monitor.check(row, fraction_done)
+            _keep(trainer, host)
         except CutError:
             assert host is not None
-            host.save(*whole)
+            host.save()
             break
-        except (DivergedError, RatioError, RankError, SafetyError) as error:
+        except LostWorkerError:
+            raise
+        except (DivergedError, RatioError, WorkerError, SafetyError) as error:
             if host:
                 host.failed(trainer.buffers.metrics() | row, error)
             raise
         row |= {"interventions": len(news), "alerts": len(alerts)} | trainer.monitor.metrics()
         if host:
             host.record(row, [*news, *alerts])
-        whole = save(trainer), trainer.checkpoint()
         if host and (trainer.num_updates % run.checkpoint_every == 0 or outlook.is_over):
-            host.save(*whole)
+            host.save()
     return trainer
+
+
+def _keep(trainer: Trainer, host: Host | None) -> None:
+    state = save(trainer)
+    if host:
+        host.keep(state, trainer.checkpoint())
 
 
 def _outlook(trainer: Trainer, host: Host | None) -> Outlook:

@@ -168,12 +168,12 @@ SHOWS: dict[str, tuple[RunLog, str]] = {
     ),
     "kl-brake-never": (make(with_(healthy(), early_stop=0.0, approx_kl_mean=noisy(0.09, 0.01))), "warning"),
     "slower-than-the-environment": (make(with_(healthy(), time__env_s=0.05)), "note"),
-    "stopped": (make(healthy(), stopped=stopped("RankError", "training process 1 failed")), "warning"),
+    "stopped": (make(healthy(), stopped=stopped("WorkerError", "worker 1 failed")), "warning"),
 }
 
 # Close to it: what must not trigger the rule.
 SPARES: dict[str, RunLog] = {
-    "diverged": make(healthy(), stopped=stopped("RankError", "a process was killed")),
+    "diverged": make(healthy(), stopped=stopped("LostWorkerError", "a process was killed")),
     "stale-mask": make(with_(healthy(), invalid_frac=0.1, invalid_late_frac=0.3)),
     "mask-bug": make(with_(healthy(), invalid_frac=0.01, invalid_late_frac=0.95)),  # is stale
     "other-policy": make(healthy(), stopped=stopped("SafetyError", "the KL of an update was 3")),

@@ -50,13 +50,13 @@ def test_metrics_are_those_of_single_runs(comparison: Comparison) -> None:
                 np.testing.assert_equal(comparison.metrics[policy][metric][index], value)
 
 
-@pytest.mark.parametrize(("num_threads", "batch_requests"), [(2, 2_000_000), (1, 500), (2, 1)])
+@pytest.mark.parametrize(("workers", "batch_requests"), [(2, 2_000_000), (1, 500), (2, 1)])
 def test_threads_and_portions_change_nothing(
-    comparison: Comparison, monkeypatch: pytest.MonkeyPatch, num_threads: int, batch_requests: int
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch, workers: int, batch_requests: int
 ) -> None:
     monkeypatch.setattr(module, "BATCH_REQUESTS", batch_requests)
     shares: list[float] = []
-    other = compare("chat", "what", configs(), POLICIES, num_threads=num_threads, progress=shares.append)
+    other = compare("chat", "what", configs(), POLICIES, workers=workers, progress=shares.append)
     assert sum(shares) == pytest.approx(1)
     for policy in POLICIES:
         for metric, values in comparison.metrics[policy].items():
@@ -145,7 +145,7 @@ def test_learned_policies_run_like_any_other(tmp_path: Path) -> None:
     """Alone and among others, on one thread and on two; another checkpoint decides otherwise."""
     names = [str(make_run(tmp_path / "a")), str(make_run(tmp_path / "b", seed=5))]
     some = configs(num_requests=100)
-    among = compare("chat", "what", some, [*names, "random"], num_threads=2)
+    among = compare("chat", "what", some, [*names, "random"], workers=2)
     alone = compare("chat", "what", some, names[:1], names[0])
     np.testing.assert_array_equal(alone.metrics["a"]["e2e_mean_s"], among.metrics["a"]["e2e_mean_s"])
     assert not np.array_equal(among.metrics["a"]["e2e_mean_s"], among.metrics["b"]["e2e_mean_s"])

@@ -38,8 +38,8 @@ def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUESTS_PER_SCORE", 300)
 
 
-def tuned(decisions: int = 30_000, seed: int = 0, num_threads: int = 1) -> Tuned:
-    return tune([short("mixed-hardware")], BALANCED, Budget(decisions), seed, num_threads=num_threads)
+def tuned(decisions: int = 30_000, seed: int = 0, workers: int = 1) -> Tuned:
+    return tune([short("mixed-hardware")], BALANCED, Budget(decisions), seed, workers=workers)
 
 
 def test_finds_better_weights_than_it_starts_from() -> None:
@@ -66,7 +66,7 @@ def test_a_search_that_learns_nothing_returns_a_start(monkeypatch: pytest.Monkey
 
 def test_a_seed_gives_one_policy_whatever_the_threads() -> None:
     one = tuned(10_000)
-    assert one == tuned(10_000, num_threads=2)
+    assert one == tuned(10_000, workers=2)
     assert one.policy != tuned(10_000, seed=1).policy
 
 

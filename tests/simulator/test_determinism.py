@@ -100,8 +100,8 @@ def make_config(cluster: Any, policy: Any, seed: int) -> Any:
 
 def test_threads_and_company_change_nothing() -> None:
     """N clusters on one thread, on two, and each by itself."""
-    together = simulate(many_runs(), num_threads=1)
-    on_two_threads = simulate(many_runs(), num_threads=2)
+    together = simulate(many_runs(), workers=1)
+    on_two_threads = simulate(many_runs(), workers=2)
     alone = [simulate([one])[0] for one in many_runs()]
     for first, second, third in zip(together, on_two_threads, alone, strict=True):
         assert first.requests.tobytes() == second.requests.tobytes() == third.requests.tobytes()

@@ -185,5 +185,8 @@ class MemoryHost:
     def failed(self, row: dict[str, float], error: Exception) -> None:
         self.rows.append(row)
 
-    def save(self, state: TrainerState, checkpoint: Checkpoint) -> None:
-        self.states.append(state)
+    def keep(self, state: TrainerState, checkpoint: Checkpoint) -> None:
+        self.kept = state
+
+    def save(self) -> None:
+        self.states.append(self.kept)

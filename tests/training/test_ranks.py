@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pointsman.training.ranks import BUFFER_FLOATS, RankError, Ranks, started
+from pointsman.training.ranks import Ranks, started
+from pointsman.workers.peers import LostWorkerError, WorkerError
+from pointsman.workers.processes import LocalProcesses
 
-LONG = BUFFER_FLOATS + 1000  # averaged in two pieces
+LONG = 100_000  # more than a pipe holds
 
 
 def own_values(rank: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -20,10 +23,10 @@ def own_values(rank: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def average_and_gather(ranks: Ranks) -> None:
-    for _ in range(3):  # the halves of the buffer are used in turn
+    for _ in range(3):
         array = own_values(ranks.rank)
         ranks.average_(array)
-        time.sleep(0.02 * ranks.rank)  # nobody may overwrite what a slower rank still reads
+        time.sleep(0.02 * ranks.rank)  # some are slower
     ranks.gather((ranks.rank, array.tobytes()))
     ranks.from_first("from elsewhere")
 
@@ -55,7 +58,7 @@ def test_alone_everything_is_the_identity() -> None:
 
 def test_averages_are_the_mean_and_the_same_bits_everywhere() -> None:
     expected = np.mean([own_values(rank).astype(np.float64) for rank in range(3)], axis=0)
-    with started(3, average_and_gather) as ranks:
+    with started(LocalProcesses(), 3, average_and_gather) as ranks:
         for _ in range(3):
             array = own_values(0)
             ranks.average_(array)
@@ -68,30 +71,36 @@ def test_averages_are_the_mean_and_the_same_bits_everywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("how", "kind", "message"),
     [
-        ("killed", "training process 1 ended unexpectedly"),
-        ("failed", r"training process 1 failed: ValueError: no such luck \(.*test_ranks.py:\d+\)"),
-        ("hangs", r"training process 1 did not answer for 0\.5 s"),
+        ("killed", LostWorkerError, "worker 1 ended unexpectedly"),
+        ("failed", WorkerError, r"worker 1 failed: ValueError: no such luck \(.*test_ranks.py:\d+\)"),
+        ("hangs", LostWorkerError, r"worker 1 did not answer for 0\.5 s"),
     ],
 )
-def test_a_lost_rank_ends_the_run_with_its_reason(how: str, message: str) -> None:
-    with pytest.raises(RankError, match=message), started(2, die, (how,), patience_s=0.5) as ranks:
-        # Starting takes longer than the patience of this test.
-        ranks.patience_s = 60
-        ranks.gather(None)
-        ranks.patience_s = 0.5
+def test_a_lost_rank_is_noticed_at_once_with_its_reason(
+    how: str, kind: type[Exception], message: str
+) -> None:
+    with (
+        pytest.raises(WorkerError, match=message) as caught,
+        started(LocalProcesses(), 2, die, (how,)) as ranks,
+    ):
+        ranks.gather(None)  # starting takes longer than the patience of this test
+        ranks.peers[0].patience_s = 0.5
         started_at = time.monotonic()
         try:
             ranks.average_(np.zeros(3, np.float32))
         finally:
             assert time.monotonic() - started_at < 5
+    assert caught.type is kind
 
 
 def test_ranks_end_when_rank_0_is_gone(tmp_path: Any) -> None:
-    """Leaving the block closes the links, as the death of rank 0 would: nobody stays behind."""
+    """A closed link is what the death of rank 0 leaves: nobody stays behind."""
     path = tmp_path / "pid"
-    with started(2, wait_for_rank_0, (str(path),)) as ranks:
+    with started(LocalProcesses(), 2, wait_for_rank_0, (str(path),)) as ranks:
         ranks.gather(None)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(path.read_text()), 0)
+        ranks.peers[0].link.close()
+        (process,) = multiprocessing.active_children()
+        process.join(5)
+        assert process.exitcode == 0

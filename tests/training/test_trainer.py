@@ -17,6 +17,7 @@ from pointsman.training.ppo import DivergedError, RatioError
 from pointsman.training.ranks import Ranks, started
 from pointsman.training.state import TrainerState, restore
 from pointsman.training.trainer import Trainer, train
+from pointsman.workers.processes import LocalProcesses
 
 from .fakes import FakeEnv, FakeSpec, MemoryHost, fake_config
 
@@ -182,7 +183,7 @@ def train_thrice(ranks: Ranks) -> list[Any]:
 
 
 def test_two_processes_agree_and_resume_too() -> None:
-    with started(2, train_thrice) as ranks:
+    with started(LocalProcesses(), 2, train_thrice) as ranks:
         (whole, _, rows), (stopped, num_updates, _), (resumed, _, _) = train_thrice(ranks)
     assert whole[0] == whole[1]
     assert any(row["early_stop"] for row in rows)

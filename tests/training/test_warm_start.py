@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import threading
 from typing import Any
@@ -14,7 +13,7 @@ from pointsman.envs.entity import Step
 from pointsman.errors import InputError
 from pointsman.inference.checkpoint import NetworkSpec
 from pointsman.training.networks import PolicyNetwork, build_network
-from pointsman.training.ranks import BUFFER_FLOATS, Ranks
+from pointsman.training.ranks import Ranks
 from pointsman.training.warm_start import (
     ActorShares,
     Classroom,
@@ -24,6 +23,7 @@ from pointsman.training.warm_start import (
     cross_entropy,
     warm_start,
 )
+from pointsman.workers.peers import LinkedProcess
 
 from .fakes import FakeEnv, FakeSpec
 
@@ -186,7 +186,6 @@ def test_same_seed_same_bytes_and_the_critic_is_left_alone() -> None:
 def test_ranks_learn_the_same_from_their_own_environments() -> None:
     """Threads stand for processes: what they share is what `started` gives them."""
     mine, theirs = multiprocessing.Pipe()
-    memory = (ctypes.c_float * (2 * 2 * BUFFER_FLOATS))()
     results: dict[int, tuple[bytes, dict[str, float]]] = {}
 
     def work(ranks: Ranks) -> None:
@@ -195,9 +194,9 @@ def test_ranks_learn_the_same_from_their_own_environments() -> None:
         _, metrics = warm_start(student, env, QUICK, seed=ranks.rank, ranks=ranks)
         results[ranks.rank] = parameters(student), metrics
 
-    other = threading.Thread(target=work, args=(Ranks(1, 2, [theirs], memory),))
+    other = threading.Thread(target=work, args=(Ranks(1, 2, [LinkedProcess(theirs, "rank 0")]),))
     other.start()
-    work(Ranks(0, 2, [mine], memory))
+    work(Ranks(0, 2, [LinkedProcess(mine, "rank 1")]))
     other.join()
     assert results[0] == results[1]
     assert results[0][1]["clone_accuracy"] > 0.95

@@ -1,0 +1,59 @@
+"""Workers that are called like functions, from as many threads as there are workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+from pointsman.workers.peers import LostWorkerError
+from pointsman.workers.processes import LaunchedWorker, Launcher
+
+MAX_TRIES = 3  # a call that takes its worker down each time would take down all of them
+
+
+class WorkerPool:
+    def __init__(self, launcher: Launcher, size: int) -> None:
+        self.size, self._launcher = size, launcher
+        self._workers = list(launcher.launch(size))
+        self._free: SimpleQueue[LaunchedWorker] = SimpleQueue()
+        for worker in self._workers:
+            self._free.put(worker)
+        self._is_closed = False
+
+    def call(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """`work(peer, *arguments)` in one of the workers; another one does it again if that one is lost."""
+        for tries_left in reversed(range(MAX_TRIES)):
+            worker = self._free.get()
+            try:
+                worker.peer.send((work, arguments))
+                return worker.peer.receive()
+            except LostWorkerError:
+                if self._is_closed or tries_left == 0:
+                    raise
+                worker = self._replaced(worker)
+            finally:
+                self._free.put(worker)
+        raise AssertionError
+
+    def _replaced(self, worker: LaunchedWorker) -> LaunchedWorker:
+        worker.end()
+        (new,) = self._launcher.launch(1)
+        self._workers[self._workers.index(worker)] = new
+        return new
+
+    def close(self) -> None:
+        """At once: calls under way fail."""
+        self._is_closed = True
+        for worker in self._workers:
+            worker.end()
+
+
+@contextmanager
+def pool(launcher: Launcher, size: int) -> Iterator[WorkerPool]:
+    opened = WorkerPool(launcher, size)
+    try:
+        yield opened
+    finally:
+        opened.close()
