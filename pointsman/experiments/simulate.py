@@ -19,7 +19,7 @@ from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
-from pointsman.workers.peers import Peer
+from pointsman.workers.peers import LinkedProcess
 from pointsman.workers.pool import WorkerPool
 from pointsman.workload import Workload, build_workload
 
@@ -132,6 +132,6 @@ def _simulate_elsewhere(
     return [outcomes[i] for i in range(len(prepared))]
 
 
-def _simulate_one(peer: Peer, prepared: Prepared, policy: AnyPolicy) -> Outcome:
+def _simulate_one(peer: LinkedProcess, prepared: Prepared, policy: AnyPolicy) -> Outcome:
     (outcome,) = simulate([prepared], policies=[policy])
     return outcome
