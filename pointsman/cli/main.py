@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _with_address(arguments: Sequence[str]) -> list[str]:
     """`--ray` may stand alone, which typer does not know of."""
-    following = [*arguments[1:], "-"]
+    following = [*arguments, "-"][1:]
     return [
         "--ray=auto" if one == "--ray" and after.startswith("-") else one
         for one, after in zip(arguments, following, strict=True)
