@@ -130,7 +130,13 @@ def print_list(sources: Mapping[str, Source]) -> None:
 
 
 def renew(source: Source, out: Path, is_written: bool) -> bool:
-    """Run it, say what differs on each page, and write it there if asked to. Whether nothing differs."""
+    """Run it, say what differs on each page, and write it there if asked to. Whether nothing differs.
+
+    What would only be copied by hand is not run: it says how to make it.
+    """
+    if all(one.is_by_hand for one in source.tables.values()):
+        print(f"{', '.join(source.tables)}: by hand, from `{source.command}`", flush=True)
+        return True
     output = output_of(source, out)
     is_same = True
     for name, one in source.tables.items():
