@@ -25,6 +25,7 @@ from pointsman.cli.serving_options import (
     ServedPolicy,
     ServingOverrides,
     Shadow,
+    Share,
     ShareCa,
     ShownSettings,
     TlsKey,
@@ -71,16 +72,7 @@ def serve(
     workers: Annotated[
         int, typer.Option("--workers", min=1, max=64, help="Processes that share the port and the books.")
     ] = 1,
-    share: Annotated[
-        str | None,
-        typer.Option(
-            "--share",
-            metavar="redis://HOST/NAME",
-            envvar="POINTSMAN_SHARE",
-            show_envvar=False,
-            help="Share the books with all routers of this name; or $POINTSMAN_SHARE.",
-        ),
-    ] = None,
+    share: Share = None,
     share_ca: ShareCa = None,
     overrides: ServingOverrides = None,
     settings: ShownSettings = False,

@@ -42,6 +42,16 @@ RecordFile = Annotated[
         "--record", metavar="FILE.jsonl", help="Write anonymised traffic, to simulate and train with."
     ),
 ]
+Share = Annotated[
+    str | None,
+    typer.Option(
+        "--share",
+        metavar="redis://HOST/NAME",
+        envvar="POINTSMAN_SHARE",
+        show_envvar=False,
+        help="Share the books with all routers and pickers of this name; or $POINTSMAN_SHARE.",
+    ),
+]
 ShareCa = Annotated[
     Path | None,
     typer.Option("--share-ca", metavar="FILE", help="Who signs the certificate of a rediss:// store."),
