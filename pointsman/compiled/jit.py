@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from llvmlite.binding import Linkage
+from numba.core import codegen
 
 IS_INTERPRETED = bool(vars(numba.config)["DISABLE_JIT"])
 
@@ -26,6 +28,7 @@ INNER: dict[str, Any] = {
     "error_model": "numpy",
 }
 
+_WRAPPER = "_ZN7cpython"  # how the names of functions begin that Python calls
 _unliteral: Callable[[Any], Any] = numba.types.unliteral
 _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (pointsman[\w.]*) import (\([^)]*\)|.*)$", re.MULTILINE)
@@ -69,6 +72,31 @@ def kernel(function: Callable[..., Any]) -> Any:
         resolve = dispatcher.get_call_template
         dispatcher.get_call_template = lambda args, kws: resolve(tuple(map(_widened, args)), kws)
     return dispatcher
+
+
+def _optimise_entry_points_only() -> None:
+    """Let LLVM work once on all that an entry point calls, and for that entry point alone.
+
+    Numba has it optimise each function with everything below it, and again at each level of calls above.
+    Kernels run only as parts of an entry point, so that all but the last time is wasted. And it leaves each
+    function open to callers from outside: then those with a single caller are not inlined for it, and until
+    the program is started anew calls go to what was compiled first, not to what was optimised last.
+    """
+    unit: Any = codegen.CPUCodeLibrary
+    optimise = unit._optimize_final_module
+
+    def optimise_if_called_from_python(library: Any) -> None:
+        functions = [one for one in library._final_module.functions if not one.is_declaration]
+        if any(one.name.startswith(_WRAPPER) for one in functions):
+            for function in functions:
+                if function.linkage == Linkage.linkonce_odr:
+                    function.linkage = Linkage.internal
+            optimise(library)
+
+    unit._optimize_final_module = optimise_if_called_from_python
+
+
+_optimise_entry_points_only()
 
 
 def _widened(argument: Any) -> Any:
