@@ -193,6 +193,10 @@ def load_train_config(source: Path | str, overrides: Sequence[str] = ()) -> Trai
     data = _read_preset(source) if isinstance(source, str) else _on_preset(read_yaml(source, "env"))
     if not isinstance(source, str):
         _anchor_scenarios(data, source.parent)
+    if any(override.startswith("run.start_from=") for override in overrides):
+        # How the policy of a preset or file begins is for one that starts from nothing.
+        data.pop("warm_start", None)
+        data.pop("network", None)
     for override in overrides:
         _apply(data, override)
     return parse_spec(TrainConfig, data)

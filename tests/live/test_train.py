@@ -18,6 +18,7 @@ from pointsman.live.cluster import current, session
 from pointsman.live.environment import make_env, make_evaluate
 from pointsman.live.spec import LiveSpec
 from pointsman.routing.sources import DEFAULT_CHECKPOINT
+from pointsman.training.config import load_train_config
 from pointsman.training.networks import build_network
 from pointsman.training.safety import SafetyError
 from pointsman.training.warm_start import take_over
@@ -244,6 +245,10 @@ def test_taking_over_a_policy() -> None:
         take_over(other, "default")
 
 
-def test_imitation_would_undo_it(cli: Cli) -> None:
-    result = cli("train", "--preset", "quick", "--start-from", "default")
+def test_who_learns_on_imitates_nobody_first(cli: Cli) -> None:
+    config = load_train_config("quick", ["run.start_from=default"])
+    assert config.warm_start is None
+    assert config.network == load_checkpoint(DEFAULT_CHECKPOINT).network
+    given = ["--start-from", "default", "--set", "warm_start={decisions: 1000}"]
+    result = cli("train", "--preset", "quick", *given)
     assert result.status == 2 and "given beside warm_start" in result.err
