@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from real_vllm import MODEL, SERVE_OPTIONS, VLLM_ENVIRONMENT, process, wait_for
+from real_vllm import MODEL, VLLM_ENVIRONMENT, process, serve_options, wait_for
 from router_cost import free_port
 from tiny_model import make_model
 
@@ -38,7 +38,8 @@ Floats = NDArray[np.float64]
 
 LOADS = (0.3, 0.5, 0.7)
 LENGTHS = {"kind": "lognormal", "prompt_mean": 200, "output_mean": 40}
-MAX_TOKENS = 1000  # of a request; the model takes 1,024
+CONTEXT = 1024
+MAX_TOKENS = 1000  # of a request
 MAX_ERROR = 0.10
 # Slow enough that the API server, in Python, is not what is measured.
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8}
@@ -123,11 +124,11 @@ def main() -> bool:
         folder, url = Path(name), asked.url
         if url is None:
             model, port, log = folder / "model", free_port(), folder / "vllm.log"
-            make_model(model, 1024)
+            make_model(model, CONTEXT)
             config_file = model / "config.json"
             config_file.write_text(json.dumps(json.loads(config_file.read_text()) | LARGER))
             url = f"http://127.0.0.1:{port}"
-            command = [asked.vllm, "serve", str(model), "--port", str(port), *SERVE_OPTIONS, *MEMORY]
+            command = [asked.vllm, "serve", str(model), "--port", str(port), *serve_options(CONTEXT), *MEMORY]
             child = stack.enter_context(process(command, log, **VLLM_ENVIRONMENT))
             print(f"  vLLM ({MODEL}) is starting, which takes a minute or more", file=sys.stderr, flush=True)
             wait_for(f"{url}/health", child, log)
