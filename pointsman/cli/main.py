@@ -35,6 +35,7 @@ from pointsman.cli import (
     report,
     serve,
     simulate,
+    sweep,
     train,
     tune,
     watch,
@@ -68,6 +69,7 @@ app.command()(compare.compare)
 app.command()(evaluate.evaluate)
 app.command()(tune.tune)
 app.command()(train.train)
+app.command()(sweep.sweep)
 app.command()(watch.watch)
 app.command()(diagnose.diagnose)
 app.command()(report.report)

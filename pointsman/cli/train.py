@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,19 +20,17 @@ from pointsman.cli.options import (
     ObjectiveName,
     RayAddress,
     Suite,
-    chosen_scenarios,
     launcher,
     refuse_seed,
     scenario_names,
 )
+from pointsman.cli.training_source import config_of, own_options, say_parts, source_of, told_apart
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
-    from pointsman.training.config import TrainConfig
     from pointsman.training.runs import Result
     from pointsman.training.stopping import StopSwitch
 
-DEFAULT_ENV = "routing"
 RUNS = Path("runs")
 
 
@@ -153,18 +150,18 @@ def train(
         given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
         given |= {"start_from": start_from}
         refuse_seed(overrides or [], "leave it out; --seed is that of everything random")
-        config_file, own = _told_apart(config_files or [], scenario or [], suite)
+        config_file, own = told_apart(config_files or [], scenario or [], suite)
         if live:
             others = {"--preset": preset, "--env": env, "--workers": workers, "--ray": ray}
             first, last = [], live_options(live, others, own, start_from)
             preset = None if config_file is not None else "live"
         else:
-            first, last = _own_options(own), []
+            first, last = own_options(own), []
         last += [f"env.keep.{metric}={limit}" for metric, limit in parse_keep(keep or []).items()]
-        source = _source(config_file, preset, env)
-        config = _config(source, [*first, *(overrides or []), *last], given)
+        source = source_of(config_file, preset, env)
+        config = config_of(source, [*first, *(overrides or []), *last], given)
         folder = out or _free_folder(_run_name(source, own))
-        _say_parts(config)
+        say_parts(config)
     with (
         _failures_as_lines(resume or folder),
         stop_requests() as stop,
@@ -200,84 +197,10 @@ def _refuse_untrained(result: Result) -> None:
     raise typer.Exit(1)
 
 
-def _told_apart(files: list[Path], scenarios: list[str], suite: str | None) -> tuple[Path | None, list[str]]:
-    """A training configuration, if one is given, and what to train on; a file's keys say which it is."""
-    from pointsman.spec import read_yaml
-
-    if suite is not None:
-        scenarios = [one.name for one in chosen_scenarios([], scenarios, suite)]
-    own = [str(file) for file in files if "workload" in read_yaml(file, "env")]
-    configs = [file for file in files if str(file) not in own]
-    if len(configs) > 1:
-        remedy = "give one; several files are a mix only if each has a `workload`"
-        raise InputError("CONFIG", str(configs[1]), "a second training configuration", remedy)
-    return configs[0] if configs else None, [*own, *scenarios]
-
-
-def _own_options(names: list[str]) -> list[str]:
-    """What to train and select on, in place of what the preset says; --set may change it again."""
-    from pointsman.envs.episodes import RANDOM
-    from pointsman.experiments.scenarios import find_scenario, is_file
-
-    if not names:
-        return []
-    known = [name for name in names if name != RANDOM]
-    sizes = [find_scenario(name).config(0).cluster.num_replicas for name in known]
-    if all(is_file(name) for name in names):
-        room = max(sizes)
-    else:
-        room = max([8, *sizes])  # the largest that `random` and `random-hardware` draw
-    named = json.dumps([str(Path(name).expanduser().resolve()) if is_file(name) else name for name in names])
-    return [f"env.scenarios={named}", "env.evaluation.scenarios=[]", f"env.max_replicas={room}"]
-
-
 def _run_name(source: Path | str, own: list[str]) -> str:
     if own:
         return Path(own[0]).stem
     return source if isinstance(source, str) else source.stem
-
-
-def _say_parts(config: TrainConfig) -> None:
-    """Which of the user's traffic is trained on, and which is kept."""
-    from pointsman.experiments.own import parts_text
-    from pointsman.experiments.scenarios import find_scenario, is_file
-
-    for name in dict.fromkeys(config.env.get("scenarios", ())):
-        if is_file(name):
-            say(parts_text(find_scenario(name, config.env.get("changes", ()))))
-
-
-def _source(file: Path | None, preset: str | None, env: str | None) -> Path | str:
-    """The file, or the preset: that of the problem, if none is named."""
-    from pointsman.evaluation.problem import find_problem, problem_names
-
-    given = {"CONFIG": file, "--preset": preset, "--env": env}
-    named = {option: value for option, value in given.items() if value is not None}
-    if len(named) > 1:
-        first, second, *_ = named
-        raise InputError(first, str(named[first]), f"given beside {second}", "name one of the two")
-    source = file if file is not None else preset
-    if source is not None:
-        return source
-    name = env or DEFAULT_ENV
-    found = find_problem(name).preset if name in problem_names() else None
-    if found is None:
-        known = f"known: {', '.join(problem_names())}; for others give a CONFIG with env.kind"
-        raise InputError("--env", env, "names no problem with a preset", known)
-    return found
-
-
-def _config(source: Path | str, overrides: list[str], given: dict[str, Any]) -> TrainConfig:
-    """The configuration meant; options of their own win over --set."""
-    from pointsman.training.config import load_train_config
-
-    options = []
-    if given["minutes"] is not None or given["steps"] is not None:
-        options = ["run.minutes=null", "run.steps=null"]
-    for name, value in given.items():
-        if value is not None:
-            options.append(f"{'env' if name == 'objective' else 'run'}.{name}={value}")
-    return load_train_config(source, [*overrides, *options])
 
 
 def _free_folder(name: str) -> Path:

@@ -113,12 +113,17 @@ def _blocks(best: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The confidence interval of the mean, by Student's t; NaN for fewer than two values."""
+def interval(values: Sequence[float], num_compared: int = 1) -> tuple[float, float]:
+    """The confidence interval of the mean, by Student's t; NaN for fewer than two values.
+
+    Of the best of `num_compared`, it is wider: the chance to be wrong is shared between them (Bonferroni).
+    """
     count = len(values)
     if count < 2:
         return math.nan, math.nan
     mean = sum(values) / count
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    half = student_t_quantile(0.5 + LEVEL / 2, count - 1) * math.sqrt(variance / count)
+    half = student_t_quantile(1.0 - (1.0 - LEVEL) / (2 * num_compared), count - 1) * math.sqrt(
+        variance / count
+    )
     return mean - half, mean + half

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.cli.train import _source
+from pointsman.cli.training_source import source_of
 from pointsman.errors import InputError
 from pointsman.training.config import load_train_config, to_yaml
 
@@ -170,10 +170,10 @@ def test_bad_input_is_one_line(cli: Cli, run: Path, arguments: list[str], messag
 
 
 def test_each_problem_has_its_preset() -> None:
-    assert _source(None, None, None) == _source(None, None, "routing") == "quick"
-    assert _source(None, None, "jobs") == "jobs"
+    assert source_of(None, None, None) == source_of(None, None, "routing") == "quick"
+    assert source_of(None, None, "jobs") == "jobs"
     with pytest.raises(InputError, match=r"CONFIG = 'a\.yaml': given beside --env"):
-        _source(Path("a.yaml"), None, "jobs")
+        source_of(Path("a.yaml"), None, "jobs")
 
 
 MY_JOBS = """\
