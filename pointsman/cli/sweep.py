@@ -118,6 +118,8 @@ def sweep(
 
     if minutes is not None and steps is not None:
         raise InputError("--steps", steps, "given beside --minutes", "give one of the two")
+    if workers < 0:
+        raise InputError("--workers", workers, "is negative", "use 0 for one trial a core")
     refuse_seed(overrides or [], "leave it out; --seed is that of everything random")
     keys = _keys(search or [])
     config_file, own = told_apart(config_files or [], scenario or [], suite)
@@ -131,13 +133,13 @@ def sweep(
     config = config_of(source, changes, given)
     say_parts(config)
     drawn = draw_values(keys, trials, seed)
-    if len(drawn) < trials:
-        say(f"note: the lists have {len(drawn)} combinations, so there are as many trials")
     folder = out.expanduser().resolve()
     plan = {"search": search, "seed": seed, "configuration": config.model_dump(mode="json")}
     all_trials = read_trials(folder, plan, drawn)
     for trial in all_trials:
         config_with(trial)  # what cannot be trained is refused before anything is
+    if len(drawn) < trials:
+        say(f"note: the lists have {len(drawn)} combinations, so there are as many trials")
     command = shlex.join(["pointsman", *context.obj])
     num_waiting = sum(trial.status == WAITING for trial in all_trials)
     with output_dir("--out", folder), stop_requests() as stop:
@@ -179,8 +181,6 @@ def _keys(texts: Sequence[str]) -> list[SearchKey]:
 
 def _workers(ray: str | None, asked: int) -> tuple[Launcher, int]:
     """Where trials run, and how many at once."""
-    if asked < 0:
-        raise InputError("--workers", asked, "is negative", "use 0 for one trial a core")
     found = launcher(ray)
     if ray is None:
         return found, num_threads(asked)

@@ -55,8 +55,8 @@ class SweepReport:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """What each key explains of the order of the scores; of the scores themselves, one that diverged would
-        be nearly all there is to explain. The configuration as it is may lie outside the ranges."""
+        """What each key explains of the order of the scores; one that is far below all others is nearly all of
+        the differences. The configuration as it is may lie outside the ranges."""
         searched = [(trial, best) for trial, best in self.ranked if trial.values]
         columns = {
             key.key: key.columns([trial.values[key.key] for trial, _ in searched])
@@ -216,7 +216,7 @@ def write_sweep(report: SweepReport) -> None:
 
 
 def gain_interval(best: Evaluation, base: Evaluation, num_compared: int) -> tuple[float, float]:
-    """Of the difference in score, from blocks of the same seeds; NaN where there are no blocks.
+    """What the difference in score is, from blocks of the same seeds; NaN where there are no blocks.
 
     The best of several is compared: a chance of being wrong is shared between all of them (Bonferroni).
     """

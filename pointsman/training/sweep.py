@@ -64,7 +64,7 @@ class Trial:
 
     @property
     def best(self) -> Evaluation | None:
-        """Of what was trained: the policy before the first update says nothing about a configuration."""
+        """The best after training began: the policy before says nothing about a configuration."""
         trained = [one for one in self.evaluations if one.update > 0]
         return max(trained, key=lambda one: one.score, default=None)
 
@@ -139,7 +139,7 @@ def trial_folder(folder: Path, trial: Trial) -> Path:
 # In the process that was started ----------------------------------------------------------------------------
 
 
-class Show(Protocol):
+class SweepView(Protocol):
     """Who is told how it goes. All methods return at once."""
 
     def advanced(self, share: float) -> None:
@@ -161,7 +161,7 @@ class Sweep:
         folder: Path,
         plan: Mapping[str, Any],
         stop: StopSwitch,
-        show: Show,
+        show: SweepView,
     ) -> None:
         self.trials, self.folder = trials, folder
         self._config_of, self._plan, self._stop, self._show = config_of, plan, stop, show

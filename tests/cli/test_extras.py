@@ -38,6 +38,7 @@ CALLS: dict[str, list[tuple[str | None, tuple[str, ...]]]] = {
         ("train", ("--env", "jobs", "--out", "run")),
         ("train", ("--live", NOWHERE, "--out", "run")),
     ],
+    "sweep": [("train", ("--search", "network.width=32,64", "--out", "sweep"))],
     "watch": [(None, ("run",))],
     "diagnose": [(None, ("progress.csv",))],
     "report": [(None, ("run",))],

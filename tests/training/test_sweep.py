@@ -26,7 +26,7 @@ Scripted = Callable[[LinkedProcess, Any, Path, str], bool]
 
 
 class Recorder:
-    """A `Show`."""
+    """A `SweepView`."""
 
     def __init__(self) -> None:
         self.order: list[tuple[int, str]] = []
