@@ -19,7 +19,7 @@ SHRINKAGE = 1.0  # every coefficient is pulled to zero as if by one more point
 
 
 def explained_shares(settings: Mapping[str, Floats], scores: Floats) -> dict[str, float]:
-    """The share of the variance of the scores [V] that each setting [V, C] explains; none of too few points."""
+    """The share of the variance of scores [V] that each setting [V, C] explains; none of too few points."""
     if len(scores) < MIN_POINTS:
         return {}
     missed_by_mean = missed_squares([], scores)

@@ -55,8 +55,8 @@ class SweepReport:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """What each key explains of the order of the scores; one that is far below all others is nearly all of
-        the differences. The configuration as it is may lie outside the ranges."""
+        """What each key explains of the order of the scores; one far below all others would be nearly all of
+        their differences. The configuration as it is may lie outside the ranges."""
         searched = [(trial, best) for trial, best in self.ranked if trial.values]
         columns = {
             key.key: key.columns([trial.values[key.key] for trial, _ in searched])
