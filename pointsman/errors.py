@@ -14,6 +14,7 @@ EXTRAS = {
     "redis": ("redis",),
     "serve": ("httptools", "msgspec", "prometheus_client", "uvloop"),
     "train": ("gymnasium", "scipy", "tensorboard", "threadpoolctl", "torch"),
+    "vidur": ("vidur",),
 }  # what can be imported with each extra of pyproject.toml
 
 

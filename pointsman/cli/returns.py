@@ -106,12 +106,12 @@ def _show(
     as_json: bool,
 ) -> None:
     """Play, write, print."""
-    from pointsman.evaluation.returns import NUM_EPISODES, play_all
+    from pointsman.evaluation.returns import play_all
     from pointsman.files import output_dir
     from pointsman.report.returns import ReturnsReport
     from pointsman.report.returns_page import write_returns
 
-    seeds = report_seeds(NUM_EPISODES if num_seeds is None else num_seeds)
+    seeds = report_seeds(judge.num_episodes if num_seeds is None else num_seeds)
     with ExitStack() as outputs:
         folder = outputs.enter_context(output_dir("--out", out)) if out else None
         outputs.enter_context(compilation_announced())

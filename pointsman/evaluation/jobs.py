@@ -35,6 +35,7 @@ class JobsJudge:
     """A `Judge`: plays episodes of one kind of cluster and workload."""
 
     baseline = BASELINE
+    num_episodes = 300
     heuristics: Mapping[str, str] = {name: one.what for name, one in HEURISTICS.items()}
 
     def __init__(self, spec: JobsSpec) -> None:

@@ -19,7 +19,6 @@ from pointsman.inference.checkpoint import Checkpoint
 
 RETURN = "return"
 BLOCK_EPISODES = 20
-NUM_EPISODES = 300
 
 Metrics = dict[str, NDArray[np.float64]]  # [S] each, RETURN among them
 Policies = Mapping[str, str | Checkpoint]  # by the name that tables show
@@ -31,6 +30,7 @@ class Judge(Protocol):
     baseline: str  # of the heuristics: what others are compared with
     heuristics: Mapping[str, str]  # and what each of them does
     rivals: Sequence[str]  # of the heuristics: whom a comparison shows if nobody is named
+    num_episodes: int  # that a comparison plays if nobody says how many
     headers: Mapping[str, str]  # metrics beside the return that a table shows: seconds (`_s`) or shares
 
     def play(self, policy: str | Checkpoint, seeds: Sequence[int], where: str = "policy") -> Metrics:

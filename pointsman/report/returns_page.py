@@ -15,7 +15,7 @@ import yaml
 
 from pointsman.evaluation.bootstrap import LEVEL, Ratio
 from pointsman.evaluation.problem import make_judge
-from pointsman.evaluation.returns import NUM_EPISODES, Returns, play_all
+from pointsman.evaluation.returns import Returns, play_all
 from pointsman.experiments.scenarios import REPORT_SEEDS
 from pointsman.files import write_files
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
@@ -44,7 +44,7 @@ def appraise(
     name = run.resolve().name
     policies: dict[str, str | Checkpoint] = {name: load_checkpoint(run / BEST, "RUN")}
     policies |= {one: one for one in judge.rivals}
-    seeds = REPORT_SEEDS[: num_seeds or NUM_EPISODES]
+    seeds = REPORT_SEEDS[: num_seeds or judge.num_episodes]
     started = time.perf_counter()
     returns = play_all(judge, policies, judge.baseline, seeds, lambda done: advance(done / len(policies)))
     command = f"pointsman evaluate {run} --seeds {len(seeds)}"

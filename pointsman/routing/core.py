@@ -24,6 +24,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pointsman.errors import InputError
 from pointsman.routing.books import Books
 from pointsman.routing.decider import Decider
@@ -142,6 +145,12 @@ class Core:
         slots = [self._slot(name) for name in excluded]
         action = self._decider.decide(request, queue_size, _clock(now), slots)
         return self._names[action - 1] if action else None
+
+    def observe(
+        self, request: Request, queue_size: int = 1, now: float | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
+        """What a learned policy sees: entities [R, F], context [C], legal actions [R + 1], 0 = hold."""
+        return self._decider.observe(request, queue_size, _clock(now))
 
     def next_of(self, held: Iterable[Request], now: float | None = None) -> Request:
         """Which of the requests that the gateway holds to decide about next: see ordering.py.

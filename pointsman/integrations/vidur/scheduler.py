@@ -35,6 +35,7 @@ class SchedulerType(BaseIntEnum):
     """Beside Vidur's GlobalSchedulerType, which has 1 to 3."""
 
     POINTSMAN = 1001
+    STEPPED = 1002  # cluster.py
 
 
 @dataclass
