@@ -76,7 +76,9 @@ def compare(
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option("--env", metavar="NAME", help="Another problem than routing: jobs. --set changes it."),
+        typer.Option(
+            "--env", metavar="NAME", help="Another problem than routing: jobs or vidur. --set changes it."
+        ),
     ] = None,
     seeds: NumSeeds = None,
     baseline: Annotated[
@@ -99,7 +101,7 @@ def compare(
     A trace is replayed once by each policy; intervals come from blocks of its requests. With a policy that
     was trained or tuned on it, only its last fifth counts, which was kept for that.
 
-    With --env jobs: schedulers of GPU jobs, by their returns.
+    With --env jobs: schedulers of GPU jobs, by their returns. With --env vidur: this problem, on Vidur.
 
     Example: pointsman compare --scenario mixed-hardware --policies round-robin,least-work --out results
     """

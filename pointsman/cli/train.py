@@ -46,11 +46,13 @@ def train(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", metavar="NAME", help="quick (default), generalist, jobs or live."),
+        typer.Option("--preset", metavar="NAME", help="quick (default), generalist, jobs, live or vidur."),
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option("--env", metavar="NAME", help="The preset of a problem: routing (default) or jobs."),
+        typer.Option(
+            "--env", metavar="NAME", help="The preset of a problem: routing (default), jobs or vidur."
+        ),
     ] = None,
     out: Annotated[
         Path | None,

@@ -27,6 +27,7 @@ CALLS: dict[str, list[tuple[str | None, tuple[str, ...]]]] = {
     "compare": [
         (None, ("--seeds", "1", "--policies", "least-work,default", *SMALL)),
         (None, ("--env", "jobs", "--seeds", "2", "--policies", "fifo,sjf")),
+        ("vidur", ("--env", "vidur")),
     ],
     "evaluate": [
         (None, ("default", "--seeds", "1", "--against", "least-work", "--scenario", "steady-chat", *SMALL)),

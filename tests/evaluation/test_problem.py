@@ -43,7 +43,7 @@ def their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 @pytest.mark.usefixtures("their_package")
 def test_other_packages_register_as_ours_do() -> None:
-    assert set(problem_names()) == {"jobs", "live", "puzzle", "routing"}
+    assert set(problem_names()) == {"jobs", "live", "puzzle", "routing", "vidur"}
     assert complete("puzzle") == {"kind": "puzzle", "size": 3}
     assert complete({"kind": "jobs"})["num_gpus"] == 8
 
