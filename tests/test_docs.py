@@ -31,6 +31,8 @@ NOT_RUN = {
     r"--ray\b": "needs Ray: tests/workers/test_ray.py does",
     r"runs/jobs|--env jobs|jobs\.csv": "tests/cli/test_jobs.py does",
     r"runs/first|train --preset quick|train mine": "the same as with runs/mine",
+    r"\bsweep\b": "tests/cli/test_sweep.py does",
+    r"--env vidur|runs/vidur": "needs Vidur: tests/integrations/test_vidur_problem.py does",
     r"tensorboard/PPO_1": "other people's logs",
 }
 SHORT = {

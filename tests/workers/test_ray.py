@@ -15,8 +15,13 @@ ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("default")  # of Ray's own imports
 
 from ray.cluster_utils import Cluster  # noqa: E402
+from training.fakes import fake_config  # noqa: E402
+from training.test_sweep import Recorder  # noqa: E402
 
 from pointsman.errors import InputError  # noqa: E402
+from pointsman.training.config import TrainConfig  # noqa: E402
+from pointsman.training.stopping import StopSwitch  # noqa: E402
+from pointsman.training.sweep import Sweep, Trial  # noqa: E402
 from pointsman.workers.processes import LocalProcesses  # noqa: E402
 from pointsman.workers.ray_actors import RayActors  # noqa: E402
 
@@ -59,6 +64,19 @@ def worker_and_node(nodes: list[Any]) -> tuple[int, Any]:
 def test_ray_and_local_processes_give_the_same_bytes(cluster: Any, whole: Path, tmp_path: Path) -> None:
     train(tmp_path / "run", RayActors(cluster[0].address))
     assert_same(tmp_path / "run", whole)
+
+
+def test_a_sweep_trains_on_the_nodes(cluster: Any, tmp_path: Path) -> None:
+    trials = [Trial(number, {"run.seed": number} if number else {}) for number in range(3)]
+
+    def config_of(trial: Trial) -> TrainConfig:
+        return fake_config(run={"seed": trial.number, "steps": 16 * 32 * 2, "evaluate_every": 1})
+
+    made = Sweep(trials, config_of, tmp_path, {}, StopSwitch(), Recorder())
+    made.run(RayActors(cluster[0].address), num_workers=2)
+    assert [one.status for one in trials] == ["finished"] * 3
+    assert len({one.best.score for one in trials if one.best}) == 3
+    assert (tmp_path / "trials" / "02" / "checkpoints" / "best.safetensors").is_file()
 
 
 def test_a_killed_worker_is_replaced(cluster: Any, whole: Path, tmp_path: Path) -> None:
