@@ -11,7 +11,7 @@ from typing import Any
 from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPLES, Ratio
 from pointsman.evaluation.returns import Returns
 from pointsman.plain import provenance
-from pointsman.report.tables import markdown, percent
+from pointsman.report.tables import markdown, number, percent
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class ReturnsReport:
 
 
 def _shown(metric: str, mean: float) -> str:
-    return f"{mean:,.0f} s" if metric.endswith("_s") else percent(mean)
+    return f"{number(mean)} s" if metric.endswith("_s") else percent(mean)
 
 
 def plain_estimate(estimate: Ratio) -> dict[str, float]:

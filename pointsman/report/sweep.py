@@ -81,8 +81,9 @@ class SweepReport:
         if base is None:
             return Verdict(UNCLEAR, f"{scored}; the configuration as it is has no score.", details)
         if not winner.values:
-            problem = f"None of {len(self.ranked) - 1} others beats the configuration as it is"
-            return Verdict(WORSE, f"{problem}: score {short(best.score)}.", details)
+            place = f"best of {len(self.ranked)}" if len(self.ranked) > 1 else "alone so far"
+            sentence = f"The configuration as it is scores {short(best.score)}, {place}."
+            return Verdict(WORSE, sentence, details)
         low, high = gain_interval(best, base, len(self.ranked) - 1)
         gain = f"{short(best.score - base.score)}"
         if not np.isfinite(low):

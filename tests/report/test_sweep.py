@@ -63,7 +63,7 @@ def test_what_decided_is_named_first(tmp_path: Path) -> None:
     ("gain", "tone", "said"),
     [
         (0.1, BETTER, "more than the configuration as it is"),
-        (-0.1, WORSE, "None of 12 others beats the configuration as it is"),
+        (-0.1, WORSE, "The configuration as it is scores 0.2, best of 13"),
     ],
 )
 def test_verdicts(tmp_path: Path, gain: float, tone: str, said: str) -> None:
