@@ -1,15 +1,15 @@
 """Why a request went where it went, in one sentence.
 
 While it decides, a policy compares the servers; what matters for people is the one that it took, the one that
-it would have taken instead, and in what the two differ. Compiled code notes these few numbers after every
-decision, so that reasons of past decisions can be kept however many servers there are; the sentence is made
-when somebody asks.
+it would have taken instead, what it compares them by, and in what else the two differ. Compiled code notes these
+few numbers after every decision, so that reasons of past decisions can be kept however many servers there are;
+the sentence is made when somebody asks. A sentence always has something that speaks for the choice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,25 @@ from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import byte_list, float_list, single_list
 from pointsman.routing.booking import signals_of
 from pointsman.routing.deciding import HOLD, decider_at
-from pointsman.routing.heuristics import FORBIDDEN, LEARNED, PREFIX_HASH, SESSION_AFFINITY
+from pointsman.routing.heuristics import (
+    FORBIDDEN,
+    GATHERING,
+    HOLD_UNTIL_ROOM,
+    LATE_BINDING,
+    LEARNED,
+    LEAST_DELAY,
+    LEAST_KV,
+    LEAST_OUTSTANDING,
+    LEAST_TOKENS,
+    LEAST_WORK,
+    POWER_OF_TWO,
+    PREFIX_HASH,
+    RANDOM,
+    ROUND_ROBIN,
+    SESSION_AFFINITY,
+    VIDUR_LOR,
+    WEIGHTED_ROUND_ROBIN,
+)
 from pointsman.routing.legality import can_take
 from pointsman.routing.records import NOBODY, policy_at, router_at
 from pointsman.routing.signals import (
@@ -40,10 +58,11 @@ from pointsman.routing.signals import (
 
 entry_point = partial(jit.entry_point, keeps_gil=True)
 
-NUM_ABOUT = 6  # figures of a server: those of `About`
-NUM_NOTED = 2 + 2 * NUM_ABOUT  # how many may take the request, column of the other, chosen, other
+NUM_ABOUT = 8  # figures of a server: those of `About`
+NUM_NOTED = 3 + 2 * NUM_ABOUT  # kind of policy, how many may take the request, column of the other, chosen, other
 MAX_NAME = 32
 SAME = 1.1  # figures that differ by less are the same to people
+NUM_POINTS = 3  # for the choice, and against it
 
 
 @entry_point
@@ -69,11 +88,22 @@ def note(deciders, action, noted):
         other = NOBODY
     else:
         other = next_by_score(router, decider.memory, action)
-    numbers[0] = num_takers
-    numbers[1] = other
-    write_about(router, decider.ask, action - 1, numbers, 2)
-    write_about(router, decider.ask, other, numbers, 2 + NUM_ABOUT)
+    numbers[0] = policy.kind
+    numbers[1] = num_takers
+    numbers[2] = other
+    for k, first in ((action - 1, 3), (other, 3 + NUM_ABOUT)):
+        if k >= 0:
+            write_about(router, decider.ask, k, numbers, first)
+            numbers[first + NUM_ABOUT - 1] = score_of(router, policy, decider.memory, k)
     router.signals = own_signals
+
+
+@kernel
+def score_of(router, policy, memory, k):
+    """What the policy compares servers by, the lower the better."""
+    if policy.kind == LEARNED:
+        return -float(single_list(policy.logits, router.num_replicas + 1)[k + 1])
+    return float_list(memory.scores, router.num_replicas)[k]
 
 
 @kernel
@@ -113,8 +143,6 @@ def next_by_score(router, memory, action):
 
 @kernel
 def write_about(router, ask, k, numbers, first):
-    if k < 0:
-        return
     signals = signals_of(router)
     booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k]
     numbers[first] = signals[OUTSTANDING, k]
@@ -124,6 +152,7 @@ def write_about(router, ask, k, numbers, first):
     numbers[first + 3] = booked / signals[KV_CAPACITY_TOKENS, k]
     numbers[first + 4] = signals[TTFT_S, k]
     numbers[first + 5] = 1.0 - signals[EXPECTED_HIT_TOKENS, k] / ask.prompt_tokens
+    numbers[first + 6] = signals[PREFILL_S_PER_TOKEN, k]
 
 
 class About(NamedTuple):
@@ -135,6 +164,8 @@ class About(NamedTuple):
     kv_use: float
     ttft_s: float  # as measured lately; 0: not known
     uncached: float  # share of the request's prompt that would be computed there
+    prefill_s_per_token: float
+    score: float  # by the policy, the lower the better; of a network the logit, less than nothing
 
 
 class Reason(NamedTuple):
@@ -153,12 +184,12 @@ class Reason(NamedTuple):
     @property
     def other(self) -> str | None:
         """Whom it would have been else."""
-        column = int(np.frombuffer(self.noted)[1])
+        column = int(np.frombuffer(self.noted)[2])
         return self.servers[column] if column != NOBODY else None
 
     def sentence(self) -> str:
         policy, chosen, other = short(self.policy), self.chosen, self.other
-        num_takers, _, *figures = np.frombuffer(self.noted).tolist()
+        kind, num_takers, _, *figures = np.frombuffer(self.noted).tolist()
         one, two = About(*figures[:NUM_ABOUT]), About(*figures[NUM_ABOUT:])
         if chosen is None:
             if other is None:
@@ -169,14 +200,28 @@ class Reason(NamedTuple):
         if num_takers <= 1:
             return f"{sent}, the only one of {len(self.servers)} that may take it: {_load(one)}."
         if other is None:
-            return f"{sent} without comparing: {_load(one)}."
-        gains, losses = _compare(one, two)
+            how = HOW_WITHOUT_COMPARING.get(int(kind), f"the only one of {num_takers:.0f} with room for it")
+            return f"{sent}, {how}: {_load(one)}."
         rather = f"{sent} rather than {short(other)}, the next best of {num_takers:.0f}"
-        if not gains and not losses:
-            return f"{rather}: they are alike, with {_load(one)}."
-        but = f"although it has {_listed(losses)}" if losses else ""
-        because = f"it has {_listed(gains)}" if gains else ""
-        return f"{rather}: {', '.join(part for part in (because, but) if part)}."
+        if one.score >= two.score:
+            return f"{rather}: they are equal to it, with {_load(one)}."
+        gains, losses = _compare(one, two)
+        although = f", although it has {_listed(losses)}" if losses else ""
+        return f"{rather}: {_because(int(kind), one, two, gains)}{although}."
+
+
+def _because(kind: int, one: About, two: About, gains: list[str]) -> str:
+    """What speaks for the first: what the policy goes by, if that has a name, then all the rest."""
+    if kind in GOES_BY:
+        better, write = GOES_BY[kind]
+        first = _better(better, one.score, two.score, write)
+        return f"it has {_listed([first, *(gain for gain in gains if gain != first)])}"
+    if gains:
+        return f"it has {_listed(gains)}"
+    if kind == LEARNED:
+        times = math.exp(min(two.score - one.score, 99.0))
+        return "the network prefers it " + (f"{times:.2g} to 1" if times < 100.0 else "clearly")
+    return "it has the better score by the policy's rule"
 
 
 def short(name: str) -> str:
@@ -199,18 +244,26 @@ def _compare(one: About, two: About) -> tuple[list[str], list[str]]:
     gains: list[str] = []
     losses: list[str] = []
     for mine, yours, least, better, worse, write in (
-        (one.outstanding, two.outstanding, 0.5, "fewer requests", "more requests", "{:.0f}".format),
+        (one.outstanding, two.outstanding, 0.5, FEWER_REQUESTS, "more requests", _count),
         (one.backlog_s, two.backlog_s, 0.002, "less prompt work ahead", "more prompt work ahead", _time),
+        (one.uncached, two.uncached, 0.02, "more of it cached", "less of it cached", _rest),
+        (one.prefill_s_per_token, two.prefill_s_per_token, 0.0, "higher prompt speed", "lower prompt speed", _speed),
         (one.step_s, two.step_s, 0.0005, "shorter steps", "longer steps", _time),
         (one.kv_use, two.kv_use, 0.02, "emptier memory", "fuller memory", "{:.0%}".format),
         (*_both_known(one.ttft_s, two.ttft_s), 0.005, "quicker first tokens", "slower first tokens", _time),
-        (one.uncached, two.uncached, 0.02, "more of it cached", "less of it cached", _rest),
     ):
         low, high = sorted((mine, yours))
         if high - low > least and high > SAME * low:
-            text = f"({write(mine)}, not {write(yours)})"
-            (gains if mine < yours else losses).append(f"{better if mine < yours else worse} {text}")
-    return gains, losses
+            (gains if mine < yours else losses).append(
+                _better(better if mine < yours else worse, mine, yours, write)
+            )
+    return gains[:NUM_POINTS], losses[:NUM_POINTS]
+
+
+def _better(words: str, mine: float, yours: float, write: Callable[[float], str]) -> str:
+    if write(mine) == write(yours):
+        return f"slightly {words}"
+    return f"{words} ({write(mine)}, not {write(yours)})"
 
 
 def _both_known(mine: float, yours: float) -> tuple[float, float]:
@@ -226,7 +279,40 @@ def _rest(share: float) -> str:
     return f"{1.0 - share:.0%}"
 
 
+def _count(number: float) -> str:
+    return f"{number:.0f}"
+
+
+def _speed(s_per_token: float) -> str:
+    return f"{1.0 / s_per_token:,.0f} tokens/s"
+
+
 def _time(seconds: float) -> str:
     if seconds <= 0.0 or not math.isfinite(seconds):
         return "0 s"
     return f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+FEWER_REQUESTS = "fewer requests"
+HOW_WITHOUT_COMPARING = {
+    RANDOM: "drawn at random",
+    ROUND_ROBIN: "whose turn it was",
+    WEIGHTED_ROUND_ROBIN: "whose turn it was",
+    POWER_OF_TWO: "the less busy of two drawn at random",
+    SESSION_AFFINITY: "where its session stays",
+    PREFIX_HASH: "where prompts that begin like it stay",
+}
+# What the score of a policy means to people, and how it is written.
+GOES_BY: dict[int, tuple[str, Callable[[float], str]]] = {
+    LEAST_OUTSTANDING: (FEWER_REQUESTS, _count),
+    SESSION_AFFINITY: (FEWER_REQUESTS, _count),
+    HOLD_UNTIL_ROOM: (FEWER_REQUESTS, _count),
+    PREFIX_HASH: (FEWER_REQUESTS, _count),
+    VIDUR_LOR: ("a shorter queue", _count),
+    LEAST_TOKENS: ("fewer tokens", _count),
+    LEAST_WORK: ("less work ahead", _time),
+    LEAST_DELAY: ("less waiting for it and the rest", _time),
+    LATE_BINDING: ("less waiting for it and the rest", _time),
+    GATHERING: ("less waiting for it and the rest", _time),
+    LEAST_KV: ("emptier memory by its last report", "{:.1%}".format),
+}

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pointsman.routing.books import Books
 from pointsman.routing.core import Request
 from pointsman.routing.decider import Decider
 from pointsman.routing.hashing import PromptHasher
+from pointsman.routing.heuristics import HEURISTICS, LEARNED
+from pointsman.routing.policy import PolicySpec
 from pointsman.routing.reasons import NUM_ABOUT, Reason
 from pointsman.routing.records import NOBODY
 
 from .asking import decide
+from .learned import make_run
 
 TOLD = {
     "step_floor_s": 0.01,
@@ -90,7 +98,7 @@ def test_policies_that_do_not_compare_say_so_and_a_lonely_server_is_the_only_one
     decider = Decider(books, "round-robin")
     decide(decider, 100, 1.0)
     assert decider.reason().sentence() == (
-        "round-robin sent it to gpu-0:8000 without comparing: "
+        "round-robin sent it to gpu-0:8000, whose turn it was: "
         "0 requests, 0 s of prompts ahead, steps of 10 ms, memory 0% full."
     )
     decide(decider, 100, 1.0, excluded=[0, 1])
@@ -102,7 +110,7 @@ def test_a_session_does_not_borrow_the_scores_of_the_request_before() -> None:
     decide(decider, 100, 1.0)
     assert "rather than" in decider.reason().sentence()
     decide(decider, 100, 1.0, session=5)
-    assert "without comparing" in decider.reason().sentence()
+    assert ", where its session stays: " in decider.reason().sentence()
 
 
 @pytest.mark.parametrize("policy", ["default", "hold-until-room"])
@@ -141,9 +149,58 @@ def test_a_sentence_is_short_however_many_servers_and_however_long_their_names()
     decide(decider, 100, 1.0)
     assert len(decider.reason().sentence()) < 400
     names = "policy-" * 9, ["chosen-" * 9, "other-" * 9, *["more"] * 998]
-    best, worst = (100.0, 0.123, 0.0123, 0.5, 0.123, 0.1), (2000.0, 12.3, 0.123, 1.5, 12.3, 1.0)
-    for noted in (best + worst, worst + best, best[:3] + worst[3:] + worst[:3] + best[3:]):
-        assert 200 < len(Reason(*names, 1, np.array([1000, 1, *noted]).tobytes()).sentence()) < 400
-    noted = np.array([5.0, NOBODY, *[0.0] * 2 * NUM_ABOUT])
+    best = (100.0, 0.123, 0.0123, 0.5, 0.123, 0.1, 1.23e-5, 1.0)
+    worst = (2000.0, 12.3, 0.123, 1.5, 12.3, 1.0, 1.23e-4, 2.0)
+    for kind in (LEARNED, *range(len(HEURISTICS))):
+        for noted in (best + worst, worst[:-1] + (0.0,) + best, best[:3] + worst[3:] + worst[:3] + best[3:]):
+            written = Reason(*names, 1, np.array([kind, 1000, 1, *noted]).tobytes()).sentence()
+            assert 200 < len(written) < 400
+    noted = np.array([0.0, 5.0, NOBODY, *[0.0] * 2 * NUM_ABOUT])
     odd = Reason("a\r\nb: c", ["http://x"], 1, noted.tobytes()).sentence()
     assert odd.isprintable()
+
+
+# A figure that is better, a name for how it was taken, or that there was nothing to choose.
+SPEAKS_FOR_IT = re.compile(
+    r"holds it( until a server has room)?: (the least busy of|no server accepts requests)"
+    r"|, (the only one of|drawn at random|whose turn|the less busy of two|where (its session|prompts))"
+    r"|, the next best of \d+: (they are equal to it, with|the network prefers it|it has [a-z])"
+)
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    odd = make_run(tmp_path_factory.mktemp("odd") / "run") / "checkpoints" / "best.safetensors"
+    return [*HEURISTICS, "default", str(odd)]
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_every_sentence_has_something_that_speaks_for_the_choice(policies: list[str], data: st.DataObject) -> None:
+    """Whatever the servers are, whatever they have to do, and however little a policy minds it."""
+    draw = data.draw
+    books, now = Books(now=0.0), 1.0
+    for k in range(draw(st.integers(1, 4), label="servers")):
+        speed = draw(st.sampled_from([0.2, 0.5, 1.0]), label="speed")
+        memory = draw(st.sampled_from([1_000.0, 10_000.0, 100_000.0]), label="memory")
+        books.add(f"gpu-{k}", {name: value / speed for name, value in TOLD.items()} | {"kv_capacity_tokens": memory})
+    slots = st.sampled_from(books.slots)
+    prompts = st.integers(1, 4000)
+    for slot, prompt, stage in draw(st.lists(st.tuples(slots, prompts, st.integers(0, 3)), max_size=30)):
+        links = PromptHasher().of_text(b"word " * prompt, prompt)
+        ticket = books.sent(slot, prompt, now, links=links)
+        if stage >= 1:
+            books.first_token(ticket, now + 0.01 * prompt**0.5)
+        if stage == 2:
+            books.tokens(ticket, 10, now + 2.0)
+        if stage == 3:
+            books.finished(ticket, now + 2.0, output_tokens=50)
+    prompt = draw(prompts)
+    request = Request(prompt, arrived_at=4.0, links=PromptHasher().of_text(b"word " * prompt, prompt))
+    excluded = draw(st.sets(slots, max_size=2))
+    for policy in policies:
+        weights = {"weights": {"outstanding": -1.0}} if policy == "linear-score" else {}
+        decider = Decider(books, PolicySpec.model_validate({"kind": policy} | weights))
+        decider.decide(request, 1, 4.0, excluded)
+        sentence = decider.reason().sentence()
+        assert SPEAKS_FOR_IT.search(sentence), sentence
