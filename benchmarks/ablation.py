@@ -1,8 +1,8 @@
-"""What mattered: the set-up of the seed notes, and its fixes switched on one after the other.
+"""What mattered: the first set-up, and its fixes switched on one after the other.
 
-The agent that this project began with (a flat network, a clipped reward made of snapshots, a state without the request) ended no
-better than random. Each row below keeps everything of the row above and changes one thing. All train on
-`steady-chat` with the same number of decisions and are evaluated on report seeds.
+The agent that this project began with (a flat network, a clipped reward made of snapshots, a state without
+the request) ended no better than random. Each row below keeps everything of the row above and changes one
+thing. All train on `steady-chat` with the same number of decisions and are evaluated on report seeds.
 
     .venv/bin/python benchmarks/ablation.py            # about 15 minutes on two cores; prints the table
 """

@@ -54,19 +54,41 @@ def one_of(where: str, models: tuple[type[Spec], ...]) -> Callable[[Any], Any]:
     return validate
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice: YAML would keep the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    problem = f"the key {key.value!r} is there twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """What a text in YAML says; whatever is wrong with it raises YAMLError."""
+    try:
+        return yaml.load(text, _Loader)
+    except (ValueError, RecursionError) as error:  # no such date or number; nested a thousand times
+        raise yaml.YAMLError(str(error)) from None
+
+
 def read_yaml(path: Path, first_key: str) -> dict[str, Any]:
     """The keys of a configuration file."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("CONFIG", str(path), "no such file", "check the path") from None
     except IsADirectoryError:
         raise InputError("CONFIG", str(path), "is a directory", "name a YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("CONFIG", str(path), f"cannot be read ({error})", "name a YAML text file") from None
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
         raise InputError("CONFIG", str(path), f"not valid YAML ({problem})", "correct the file") from None
+    except (OSError, ValueError) as error:  # not text, or a name that no file can have
+        raise InputError("CONFIG", str(path), f"cannot be read ({error})", "name a YAML text file") from None
     if not isinstance(data, dict):
         raise InputError("CONFIG", str(path), "does not hold keys", f"start with `{first_key}:`")
     return data
@@ -78,7 +100,7 @@ def apply_override(data: dict[str, Any], override: str, example: str) -> None:
     if not separator or not key:
         raise InputError("--set", override, "is not key=value", f"for example --set {example}")
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
     except yaml.YAMLError:
         raise InputError(f"--set {key}", text, "is not a YAML value", "quote it") from None
     *parents, last = key.split(".")
@@ -106,10 +128,12 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
         near = difflib.get_close_matches(path[-1], known, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
         return InputError(field, problem["input"], "unknown key", remedy)
-    message = problem["msg"][0].lower() + problem["msg"][1:]
-    return InputError(
-        field, problem["input"], message, "correct the value in the configuration or with --set"
-    )
+    remedy = "correct the value in the configuration or with --set"
+    if problem["type"] == "missing":
+        return InputError(field, None, "missing", "add it to the configuration or with --set")
+    if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return InputError(field, problem["input"], "is no section with keys of its own", remedy)
+    return InputError(field, problem["input"], problem["msg"][0].lower() + problem["msg"][1:], remedy)
 
 
 def _known_keys(model: type[Spec], path: list[str]) -> list[str]:

@@ -6,18 +6,17 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from pointsman.cli.console import (
     TABLE_WIDTH,
     compilation_announced,
     print_json,
+    print_verdict,
     progress,
-    say,
+    say_written,
     stdout,
     warnings_noted,
 )
@@ -45,14 +44,12 @@ from pointsman.cli.options import (
 from pointsman.cli.returns import compare_returns, env_section, refuse_routing_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from pointsman.evaluation.compare import Comparison
     from pointsman.experiments.objective import Objective
     from pointsman.experiments.scenarios import Scenario
     from pointsman.experiments.simulate import Workers
-    from pointsman.report.appraisal import Verdict
     from pointsman.report.comparison import ComparisonReport
 
 ROUTING, BASELINE = "routing", "least-outstanding"
@@ -152,10 +149,6 @@ def _next_steps(report: ComparisonReport, scenarios: Sequence[Scenario]) -> str:
     return f"Next: pointsman plan {where} says how much traffic it can take; {serve}."
 
 
-def say_written(folder: Path) -> None:
-    say(f"wrote {folder / 'report.html'}, and results.json and table.md beside it")
-
-
 def split_names(text: str | None) -> list[str] | None:
     return [name.strip() for name in text.split(",")] if text is not None else None
 
@@ -177,15 +170,6 @@ def run_comparisons(
             )
             for one in wanted
         ]
-
-
-def print_verdict(console: Console, verdict: Verdict) -> None:
-    colour = {"better": "green", "worse": "red"}.get(verdict.tone, "yellow")
-    sentence, *details = (escape(line.replace("\N{NO-BREAK SPACE}", " ")) for line in verdict.lines)
-    console.print(f"[bold {colour}]{sentence}[/bold {colour}]")
-    for line in details:
-        console.print(line)
-    console.print()
 
 
 def _print_report(report: ComparisonReport, next_steps: str) -> None:

@@ -10,12 +10,17 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from pointsman.errors import PointsmanWarning
+
+if TYPE_CHECKING:
+    from pointsman.report.appraisal import Verdict
 
 TABLE_WIDTH = 100  # where stdout is no terminal
 _SIMULATOR, _TRAINING = "the simulator, once (~30 s)", "the network's gradients, once (~15 s)"
@@ -39,6 +44,19 @@ def stdout() -> Console:
 def say(line: str) -> None:
     """One line on stderr, however long."""
     Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_written(folder: Path) -> None:
+    say(f"wrote {folder / 'report.html'}, and results.json and table.md beside it")
+
+
+def print_verdict(console: Console, verdict: Verdict) -> None:
+    colour = {"better": "green", "worse": "red"}.get(verdict.tone, "yellow")
+    sentence, *details = (escape(line.replace("\N{NO-BREAK SPACE}", " ")) for line in verdict.lines)
+    console.print(f"[bold {colour}]{sentence}[/bold {colour}]")
+    for line in details:
+        console.print(line)
+    console.print()
 
 
 def print_json(value: Any) -> None:

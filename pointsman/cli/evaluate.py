@@ -15,13 +15,19 @@ from pointsman.cli.compare import (
     COLOURS,
     compact,
     headline_table,
-    print_verdict,
     run_comparisons,
-    say_written,
     split_names,
     table_width,
 )
-from pointsman.cli.console import TABLE_WIDTH, compilation_announced, print_json, stdout, warnings_noted
+from pointsman.cli.console import (
+    TABLE_WIDTH,
+    compilation_announced,
+    print_json,
+    print_verdict,
+    say_written,
+    stdout,
+    warnings_noted,
+)
 from pointsman.cli.lists import plain_table
 from pointsman.cli.live import LIVE_AGAINST, LIVE_SEEDS, measure, refuse_with_live
 from pointsman.cli.options import (

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from pointsman.cli.compare import print_verdict, say_written, split_names
-from pointsman.cli.console import compilation_announced, print_json, progress, stdout, warnings_noted
+from pointsman.cli.compare import split_names
+from pointsman.cli.console import (
+    compilation_announced,
+    print_json,
+    print_verdict,
+    progress,
+    say_written,
+    stdout,
+    warnings_noted,
+)
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
     AsJson,

@@ -8,7 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pointsman.cli.console import compilation_announced, print_json, progress, stdout
+from pointsman.cli.console import (
+    compilation_announced,
+    print_json,
+    print_verdict,
+    progress,
+    say_written,
+    stdout,
+)
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import report_seeds
 from pointsman.errors import InputError
@@ -126,6 +133,8 @@ def _show(
         print_json(report.results())
     else:
         _print_report(report)
+    if out is not None:
+        say_written(out)
 
 
 def named_policy(judge: Judge, name: str) -> tuple[str, str | Checkpoint]:
@@ -142,8 +151,10 @@ def named_policy(judge: Judge, name: str) -> tuple[str, str | Checkpoint]:
 
 
 def _print_report(report: ReturnsReport) -> None:
+    from pointsman.report.returns_page import answer_of
 
     console = stdout()
+    print_verdict(console, answer_of(report))
     table = plain_table("policy", *report.columns, right=report.columns)
     for row in report.rows():
         mean = f"[bold]{_escaped(row.mean)}[/bold]" if row.is_best else _escaped(row.mean)

@@ -31,7 +31,8 @@ def check_traffic(
     is_rate = isinstance(spec.arrivals, Rated) and spec.arrivals.rate is not None
     if (is_trace or is_rate) and len(workload) >= MIN_REQUESTS:
         name = spec.trace.path if spec.trace is not None else "workload.arrivals.rate"
-        _check_load(name, workload.arrived_at, _capacity_rps(spec, config.cluster, base_dir))
+        capacity = _capacity_rps(spec, config.cluster, base_dir)
+        _check_load(name, workload.arrived_at, capacity, workload.is_shared)
 
 
 def _check_context(path: str, plans: list[ReplicaPlan], workload: Workload) -> None:
@@ -52,16 +53,17 @@ def _capacity_rps(workload: WorkloadSpec, cluster: ClusterSpec, base_dir: Path |
     return capacity_rps(workload, plan_replicas(cluster, base_dir), base_dir)
 
 
-def _check_load(name: str, arrived_at: np.ndarray, capacity_rps: float) -> None:
+def _check_load(name: str, arrived_at: np.ndarray, capacity_rps: float, is_shared: bool) -> None:
     span_s = float(arrived_at[-1] - arrived_at[0])
     if span_s <= 0.0 or capacity_rps <= 0.0:
         return
     rate_rps = (len(arrived_at) - 1) / span_s
     if rate_rps > capacity_rps:
-        _warn(
-            f"{name}: {rate_rps:.3g} requests/s are above capacity (about {capacity_rps:.3g}/s), queues grow "
-            "until the last arrival; add replicas, or set load below 1"
-        )
+        above = f"{name}: {rate_rps:.3g} requests/s are above capacity (about {capacity_rps:.3g}/s"
+        if is_shared:
+            _warn(f"{above} with nothing cached): queues grow, unless enough of the prompts is cached")
+        else:
+            _warn(f"{above}), queues grow until the last arrival; add replicas, or set load below 1")
         return
     # As if the cluster were one server that is never idle while something waits.
     ahead = np.arange(len(arrived_at)) - arrived_at * capacity_rps

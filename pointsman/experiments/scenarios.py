@@ -249,18 +249,18 @@ SCENARIOS: Mapping[str, Scenario] = {
         ("heavy-chat", "steady-chat at 0.97 of capacity", _fixed(_traffic(0.97))),
         (
             "steady-code",
-            "Azure code completion: long prompts, short outputs, 0.85",
+            "Azure code completion: long prompts, short outputs, load 0.85",
             _fixed(_traffic(0.85, "azure-code")),
         ),
-        ("mixed", "conversation and code completion 7 : 3, 0.85", _fixed(_traffic(0.85, _MIXTURE))),
+        ("mixed", "conversation and code completion 7 : 3, load 0.85", _fixed(_traffic(0.85, _MIXTURE))),
         (
             "long-context",
-            "Llama-3.1-8B, Mooncake conversation: 13,000 tokens a prompt, up to 126,000, 0.85",
+            "Llama-3.1-8B, Mooncake conversation: 13,000 tokens a prompt, up to 126,000, load 0.85",
             _fixed(_traffic(0.85, "mooncake-conv"), model="Llama-3.1-8B"),
         ),
         (
             "bursty-chat",
-            "bursts of about 10 s at twice the mean rate of 0.7, Markov-modulated",
+            "bursts of about 10 s at twice the mean rate, which is 0.7 of capacity; Markov-modulated",
             _fixed(_traffic(0.7, requests=2 * NUM_REQUESTS, **_BURSTS)),
         ),
         (
@@ -280,12 +280,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         (
             "mixed-hardware",
-            "2 × A100-80 and 2 × A40, which are two to three times slower, 0.85",
+            "2 × A100-80 and 2 × A40, which are two to three times slower, load 0.85",
             _fixed(_traffic(0.85), replicas=_UNEVEN),
         ),
         (
             "random-hardware",
-            "4 to 8 replicas on devices drawn from the catalogue for each seed, 0.85",
+            "4 to 8 replicas on devices drawn from the catalogue for each seed, load 0.85",
             _random_hardware,
         ),
         (
@@ -300,37 +300,37 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         (
             "straggler",
-            "one of 4 replicas runs 3 times slower in the middle third, 0.7",
+            "one of 4 replicas runs 3 times slower in the middle third, load 0.7",
             _fixed(_traffic(0.7), events=_STRAGGLER),
         ),
         (
             "failure",
-            "one of 4 replicas dies at a third of the run and is back at two thirds, 0.7",
+            "one of 4 replicas dies at a third of the run and is back at two thirds, load 0.7",
             _fixed(_traffic(0.7), events=_FAILURE),
         ),
         (
             "multi-turn",
-            "chats of 4.6 turns on 8 replicas, each with all that was said before, 1.8",
+            "chats of 4.6 turns on 8 replicas, each with all that was said before, load 1.8",
             _shared(1.8, _CHAT, _lognormal(150, 350), 2 * NUM_REQUESTS, replicas=8),
         ),
         (
             "shared-system-prompt",
-            "one system prompt of 2,548 tokens, questions of 7,252, answers of 430, 0.9",
+            "one system prompt of 2,548 tokens, questions of 7,252, answers of 430, load 0.9",
             _shared(0.9, _ONE_PROMPT, _lognormal(7252, 430, 0.3)),
         ),
         (
             "agents",
-            "tool loops of 8 steps, 3 s apart, 8 kinds of agents on 16 replicas, 2.0",
+            "tool loops of 8 steps, 3 s apart, 8 kinds of agents on 16 replicas, load 2.0",
             _shared(2.0, _AGENTS, _lognormal(600, 180), 3 * NUM_REQUESTS, replicas=16),
         ),
         (
             "rag",
-            "questions about 3 of 1,000 documents, 3 % of which make up 60 %, 1.0",
+            "questions about 3 of 1,000 documents, 3 % of which make up 60 %, load 1.0",
             _shared(1.0, _RAG, _lognormal(100, 200), replicas=4),
         ),
         (
             "mooncake",
-            "a sixth of Mooncake's conversation trace, Llama-3.1-8B on 8 replicas, 1.1",
+            "a sixth of Mooncake's conversation trace, Llama-3.1-8B on 8 replicas, load 1.1",
             _mooncake,
         ),
     )
@@ -358,12 +358,12 @@ UNSEEN: Mapping[str, Scenario] = {
     for name, what, data in (
         (
             "summarization",
-            "long documents, summaries of a few hundred tokens, 0.85",
+            "long documents, summaries of a few hundred tokens, load 0.85",
             _fixed(_traffic(0.85, "long-summarization")),
         ),
         (
             "large-model",
-            "Llama-3-70B on 6 replicas of 4 × H100, arrivals with a CV of 2 at 0.8",
+            "Llama-3-70B on 6 replicas of 4 × H100, arrivals with a CV of 2, load 0.8",
             _fixed(
                 _traffic(0.8, kind="gamma", cv=2.0),
                 model="Llama-3-70B",
@@ -374,12 +374,12 @@ UNSEEN: Mapping[str, Scenario] = {
         ),
         (
             "wide-hardware",
-            "16 replicas on devices drawn from the catalogue for each seed, 0.85",
+            "16 replicas on devices drawn from the catalogue for each seed, load 0.85",
             partial(_random_hardware, fewest=16, most=16, requests=4 * NUM_REQUESTS),
         ),
         (
             "wide-failure",
-            "one of 16 replicas is dead in the middle third of the run, 0.85",
+            "one of 16 replicas is dead in the middle third of the run, load 0.85",
             _fixed(_traffic(0.85, requests=2 * NUM_REQUESTS), replicas=16, events=_FAILURE),
         ),
     )

@@ -18,7 +18,8 @@ class Setting:
     cluster: str
     num_requests: int
     rate_rps: float | None  # of arrivals; None where they wait for answers
-    capacity_rps: float
+    capacity_rps: float  # with nothing cached
+    is_shared: bool = False  # prompts have prefixes in common, so that it may well serve more
 
     @property
     def load(self) -> float | None:
@@ -30,8 +31,9 @@ class Setting:
         """A clause: `at 0.85 of what … can serve`."""
         if self.load is None:
             return f"on {self.cluster}"
+        cached = " with nothing cached" if self.is_shared else ""
         return (
-            f"at {self.load:.2g} of what {self.cluster} can serve "
+            f"at {self.load:.2g} of what {self.cluster} can serve{cached} "
             f"({self.rate_rps:.3g} of {self.capacity_rps:.3g} requests/s)"
         )
 
@@ -49,6 +51,7 @@ def setting_of(first: Prepared, configs: Sequence[Config], base_dir: Path | None
         len(times),
         (len(times) - 1) / span_s if is_open else None,
         capacity_rps(first.config.workload, first.plans, base_dir),
+        first.workload.is_shared,
     )
 
 

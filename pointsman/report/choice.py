@@ -34,7 +34,7 @@ def choice_of(
     costs = {name: cost_ratio(comparisons, objective, name, baseline) for name in possible}
     best = min(possible, key=lambda name: _or_last(costs[name].ratio))
     others = {name: cost_ratio(comparisons, objective, name, best) for name in possible if name != best}
-    alike = [name for name, ratio in others.items() if ratio.ratio < 1 + ALIKE or direction(ratio) < 1]
+    alike = [name for name, ratio in others.items() if _is_alike(ratio)]
     details = [f"As good, within {ALIKE:.0%} or the interval: {listed(alike)}."] if alike else []
     details += [*judged_text(comparisons), _basis(comparisons, objective)]
     return best, Verdict(*_verdict(best, baseline, ratios[best], costs[best], alike), details)
@@ -61,6 +61,11 @@ def _verdict(
         sentence += f", but worse {changes_text(found.worse)}"
     unclear = f" No clear difference in {changes_text(found.unclear)}." if found.unclear else ""
     return BETTER if not found.worse else UNCLEAR, f"{sentence}.{unclear}"
+
+
+def _is_alike(cost: Ratio) -> bool:
+    """Whether there is nothing to choose by; without an interval, only if the costs are the same."""
+    return cost.ratio < 1 + ALIKE or (not math.isnan(cost.low) and direction(cost) < 1)
 
 
 def _or_last(ratio: float) -> float:

@@ -5,7 +5,9 @@ Of long runs a point is the mean of several updates. A column that a run does no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -220,10 +222,23 @@ def _return_figure(record: RunRecord) -> Figure | None:
     """Returns of finished episodes, or rewards of decisions where episodes are longer than the run."""
     if np.isfinite(record.column("mean_ep_return")).sum() > 1:
         names = {"mean_ep_return": "mean return"}
-        return _lines(record, names, "Episodes in training", "return of an episode", flags=True)
-    return _lines(
-        record, {"reward_mean": "mean reward"}, "Reward in training", "reward of a decision", flags=True
-    )
+        figure = _lines(record, names, "Episodes in training", "return of an episode", flags=True)
+    else:
+        names = {"reward_mean": "mean reward"}
+        figure = _lines(record, names, "Reward in training", "reward of a decision", flags=True)
+    return None if figure is None else _without_a_bad_start(figure)
+
+
+def _without_a_bad_start(figure: Figure) -> Figure:
+    """A start far below all that follows would make the rest of the curve a straight line."""
+    (curve,) = [mark for mark in figure.marks if isinstance(mark, Line)]
+    values = [float(value) for value in curve.y if math.isfinite(value)]
+    later = values[len(values) // 10 :]
+    spread = max(later) - min(later)
+    if spread == 0.0 or min(values) > min(later) - 2 * FAR * spread:
+        return figure
+    y = linear_axis(figure.y.title, later, figure.y.unit)
+    return replace(figure, y=y, note=f"It begins at {short(min(values))}, below the axis.")
 
 
 def _lines(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pointsman.config import Config
-from pointsman.evaluation.bootstrap import LEVEL, NUM_RESAMPLES, Ratio, with_intervals
+from pointsman.evaluation.bootstrap import LEVEL, MIN_SEEDS, NUM_RESAMPLES, Ratio, with_intervals
 from pointsman.evaluation.goodput import Goodput
 from pointsman.experiments.setting import cluster_text
 from pointsman.files import write_files
@@ -154,7 +154,8 @@ class PlanReport:
 
     def notes(self) -> list[str]:
         samples = sample_text(self.config, self.seeds, self.num_samples)
-        interval = f"{LEVEL * 100:.0f} % intervals over {samples}"
+        few = ", too few for them to be as sure as that" if self.num_samples < MIN_SEEDS else ""
+        interval = f"{LEVEL * 100:.0f} % intervals over {samples}{few}"
         return [
             f"Goodput: the highest rate of arrivals at which {self.level_text}; {interval}. Every policy "
             f"serves the same requests. One more server, and servers for a target: with {self.best}.",
@@ -258,9 +259,9 @@ class PlanReport:
             shares = [100 * share for share in one.good_shares.tolist()]
             lines.append(Line(name, one.tried_rps.tolist(), shares, *looks[name], has_dots=True))
         lowest = max(0.0, 100 - 6 * 100 * (1 - self.share))  # what is hopeless leaves the frame
-        y = Axis("requests within the service level", lowest, 100.5, linear_ticks(lowest, 100), unit=" %")
+        y = Axis("requests within the service level", lowest, 100.5, _percents(lowest), unit=" %")
         rates = [rate for one in self.policies.values() for rate in one.tried_rps.tolist()]
-        x = linear_axis("arrivals, requests/s", rates, "/s", low=0.0)
+        x = linear_axis("arrivals, requests/s", rates, "/s")
         asked = Level(100 * self.share, f"{100 * self.share:g} %")
         return Figure("In time at each rate", x, y, [asked, *lines])
 
@@ -274,6 +275,10 @@ def _bars(title: str, values: Mapping[str, tuple[float, float, float]], colours:
     known = [part for triple in values.values() for part in triple if math.isfinite(part)]
     x = linear_axis("requests/s", [*known, 0.0], "/s", low=min(0.0, *known))
     return Figure(title, x, row_axis(list(values)), bars, height=8 + ROW_HEIGHT * max(len(bars), 1))
+
+
+def _percents(lowest: float) -> list[tuple[float, str]]:
+    return [(value, f"{text} %") for value, text in linear_ticks(lowest, 100)]
 
 
 def _signed(count: int) -> str:

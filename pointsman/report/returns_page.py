@@ -70,14 +70,32 @@ def write_returns(report: ReturnsReport, folder: Path) -> None:
 
 
 def returns_html(report: ReturnsReport) -> str:
-    kind, returns = report.env["kind"], report.returns
+    kind = report.env["kind"]
     lead = f"<p><code>{escape(report.command)}</code></p>" + paragraphs([*report.notes(), _version()])
+    title = f"Policies for {kind}" if report.policy is None else f"{report.policy} on {kind}"
+    return page(title, answer_of(report).html() + lead, [_section(report), _settings(report)])
+
+
+def answer_of(report: ReturnsReport) -> Verdict:
+    """Whether the policy to judge is better; without one, which of all to take."""
+    returns = report.returns
     if report.policy is None:
-        return page(f"Policies for {kind}", lead, [_section(report), _settings(report)])
+        return _choice(returns)
     baseline = returns.baseline if returns.baseline in report.gains else next(iter(report.gains))
-    verdict = verdict_of(report.policy, report.gains, baseline, returns.seeds)
-    title = f"{report.policy} on {kind}"
-    return page(title, verdict.html() + lead, [_section(report), _settings(report)])
+    return verdict_of(report.policy, report.gains, baseline, returns.seeds)
+
+
+def _choice(returns: Returns) -> Verdict:
+    best = max(returns.names, key=lambda name: returns.means[name].ratio)
+    gains = {other: returns.gain(best, other) for other in returns.names if other != best}
+    sentence = f"{best} returns most: {with_interval(returns.means[best])}"
+    if best != returns.baseline:
+        sentence += f", {with_interval(gains[returns.baseline], '+')} against {returns.baseline}"
+    if any(math.isnan(gain.low) for gain in gains.values()):
+        return Verdict(UNCLEAR, f"{sentence}.", ["One episode cannot tell how sure that is."])
+    alike = [other for other, gain in gains.items() if gain.low <= 0]
+    details = [f"As good, within the interval: {listed(alike)}."] if alike else []
+    return Verdict(UNCLEAR if alike else BETTER, f"{sentence}.", details)
 
 
 def verdict_of(name: str, gains: Mapping[str, Ratio], baseline: str, seeds: Sequence[int]) -> Verdict:

@@ -26,7 +26,7 @@ from pointsman.report.page import Section, escape, folded, page, paragraphs, tab
 from pointsman.report.plots import ROW_HEIGHT
 from pointsman.report.png import file_name
 from pointsman.report.record import RunRecord
-from pointsman.report.tables import percent
+from pointsman.report.tables import counted, percent
 
 NO_BASELINE = "the baseline"
 
@@ -107,7 +107,8 @@ def _learning(record: RunRecord) -> Section:
     else:
         lines = ["No evaluation was made yet: there is no curve of the score."]
     counts = {name: int(np.nansum(record.column(name))) for name in ("interventions", "alerts")}
-    lines.append(f"{counts['interventions']} interventions in exploration, {counts['alerts']} alerts.")
+    said = (counted(counts["interventions"], "intervention"), counted(counts["alerts"], "alert"))
+    lines.append(f"{said[0]} in exploration, {said[1]}.")
     return Section("Learning", paragraphs(lines), figures)
 
 

@@ -176,6 +176,11 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def counted(count: int, noun: str) -> str:
+    """1 alert, 2 alerts"""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def does(names: Sequence[str]) -> str:
     return "does" if len(names) == 1 else "do"
 

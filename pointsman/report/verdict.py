@@ -65,10 +65,12 @@ def verdict_of(report: EvaluationReport) -> Verdict:
         tone, sentence = UNCLEAR, f"{sentence} But {listed(beaten_by)} {does(beaten_by)} better."
     elif tone == BETTER and matched_by:
         tone, sentence = UNCLEAR, f"{sentence} But it is not clearly better than {listed(matched_by)}."
+    details: list[str] = []
     if report.base.num_samples < 2 and not is_told:
         sentence = f"One run cannot tell whether {report.policy} beats {main}: {changes_text(first.unclear)}."
-    details = [_others({other: standings[other] for other in others})] if others else []
-    details += _exceptions(report, main)
+    else:
+        details += [_others({other: standings[other] for other in others})] if others else []
+        details += _exceptions(report, main)
     details.append(_throughput(report, main))
     details += judged_text(report.comparisons)
     details.append(_basis(report))
@@ -138,7 +140,7 @@ def judged_text(comparisons: Sequence[Comparison]) -> list[str]:
         loads = [setting.load for setting in settings if setting.load is not None]
         span = f" at {min(loads):.2g} to {max(loads):.2g} of their capacity" if loads else ""
         lines = [f"Judged in {len(comparisons)} situations{span}."]
-    if all(setting.load is not None and setting.load > 1 for setting in settings):
+    if all(one.load is not None and one.load > 1 and not one.is_shared for one in settings):
         lines.append("That is more than it can serve: queues grow whatever the policy; add servers first.")
     return lines
 
@@ -157,7 +159,7 @@ def _basis(report: EvaluationReport) -> str:
     where = report.comparisons[0].name if count == 1 else f"{count} scenarios (geometric means)"
     is_few = report.base.num_samples < MIN_SEEDS
     few = f" Fewer than {MIN_SEEDS}: intervals are too narrow." if is_few else ""
-    return (
-        f"On {where}, {samples_text(report.comparisons)} that nothing was trained or selected on; "
-        f"in brackets {LEVEL * 100:.0f} % intervals.{few}"
-    )
+    told = f"in brackets {LEVEL * 100:.0f} % intervals.{few}"
+    if report.base.num_samples < 2:
+        told = f"intervals take at least two, better {MIN_SEEDS} (--seeds)."
+    return f"On {where}, {samples_text(report.comparisons)} that nothing was trained or selected on; {told}"

@@ -1,9 +1,9 @@
 """Why a request went where it went, in one sentence.
 
 While it decides, a policy compares the servers; what matters for people is the one that it took, the one that
-it would have taken instead, what it compares them by, and in what else the two differ. Compiled code notes these
-few numbers after every decision, so that reasons of past decisions can be kept however many servers there are;
-the sentence is made when somebody asks. A sentence always has something that speaks for the choice.
+it would have taken instead, what it compares them by, and in what else the two differ. Compiled code notes
+these few numbers after every decision, so that reasons of past decisions can be kept however many servers
+there are; the sentence is made when somebody asks. It always has something that speaks for the choice.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from pointsman.routing.signals import (
 entry_point = partial(jit.entry_point, keeps_gil=True)
 
 NUM_ABOUT = 8  # figures of a server: those of `About`
-NUM_NOTED = 3 + 2 * NUM_ABOUT  # kind of policy, how many may take the request, column of the other, chosen, other
+NUM_NOTED = 3 + 2 * NUM_ABOUT  # kind of policy, how many may take it, column of the other, chosen, other
 MAX_NAME = 32
 SAME = 1.1  # figures that differ by less are the same to people
 NUM_POINTS = 3  # for the choice, and against it
@@ -247,7 +247,7 @@ def _compare(one: About, two: About) -> tuple[list[str], list[str]]:
         (one.outstanding, two.outstanding, 0.5, FEWER_REQUESTS, "more requests", _count),
         (one.backlog_s, two.backlog_s, 0.002, "less prompt work ahead", "more prompt work ahead", _time),
         (one.uncached, two.uncached, 0.02, "more of it cached", "less of it cached", _rest),
-        (one.prefill_s_per_token, two.prefill_s_per_token, 0.0, "higher prompt speed", "lower prompt speed", _speed),
+        (one.prefill_s_per_token, two.prefill_s_per_token, 0.0, "faster prefill", "slower prefill", _speed),
         (one.step_s, two.step_s, 0.0005, "shorter steps", "longer steps", _time),
         (one.kv_use, two.kv_use, 0.02, "emptier memory", "fuller memory", "{:.0%}".format),
         (*_both_known(one.ttft_s, two.ttft_s), 0.005, "quicker first tokens", "slower first tokens", _time),

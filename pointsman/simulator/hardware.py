@@ -18,7 +18,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from pointsman.errors import InputError
-from pointsman.spec import Spec, parse_spec
+from pointsman.spec import Spec, parse_spec, parse_yaml
 
 GIB = 1024**3
 GB = 1e9
@@ -179,8 +179,8 @@ def _shipped_catalogue() -> Catalogue:
 def _read_catalogue(path: Path) -> Catalogue:
     remedy = "give a YAML file with the sections `devices` and `models`"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError("catalogue", str(path), f"cannot be read ({error})", remedy) from None
     if not isinstance(content, dict) or not content.keys() <= {"devices", "models"}:
         raise InputError("catalogue", str(path), "is not a catalogue", remedy)

@@ -13,6 +13,8 @@ from pointsman.simulator.cost import AutoCost, CostSpec
 from pointsman.simulator.hardware import Dtype
 from pointsman.spec import Spec, one_of
 
+MAX_REPLICAS = 16_384  # each takes memory whether it gets requests or not
+
 
 class VllmV1Scheduler(Spec):
     """Today's vLLM: one token budget a step, running requests first, preemption by recomputation."""
@@ -166,6 +168,9 @@ class ClusterSpec(Spec):
     def _consistent(self) -> ClusterSpec:
         if self.num_replicas == 0:
             raise InputError("cluster.replicas", [], "a cluster needs a replica", "list at least one group")
+        if self.num_replicas > MAX_REPLICAS:
+            problem, remedy = "more than can be simulated", f"at most {MAX_REPLICAS:,}"
+            raise InputError("cluster.replicas", self.num_replicas, problem, remedy)
         for index, event in enumerate(self.events):
             if event.replica >= self.num_replicas:
                 raise InputError(

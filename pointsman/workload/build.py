@@ -98,7 +98,7 @@ def _with_prefixes(
         sessions = _draw_sessions(spec, spec.requests or DEFAULT_NUM_REQUESTS, seeds, base_dir)
         num_requests, num_sessions = len(sessions.session), sessions.num_sessions
         assert isinstance(spec.arrivals, Rated)
-        rate_rps = _rate_rps(spec.arrivals, spec.arrivals.peak_share, True, capacity_rps)
+        rate_rps = _rate_rps(spec.arrivals, spec.arrivals.peak_share, True, True, capacity_rps)
         rate_rps *= num_sessions / num_requests
         times = arrival_times(spec.arrivals, rate_rps, num_sessions, None, seeds.arrivals)
         times = np.concatenate((times, np.full(num_requests - num_sessions, times[-1])))
@@ -142,7 +142,7 @@ def _replayed(
     requests = read_trace(trace, base_dir, lifts_zeros=spec.max_tokens is not None)
     rate_rps = None
     if trace.load is not None or trace.rate is not None:
-        rate_rps = _rate_rps(trace, 1.0, True, capacity_rps)
+        rate_rps = _rate_rps(trace, 1.0, True, requests.is_shared, capacity_rps)
     workload = replay(requests, trace, rate_rps, spec.requests, spec.duration_s)
     is_whole = trace.part == (0.0, 1.0) and spec.duration_s is None
     if is_whole and spec.requests is not None and len(workload) < spec.requests:
@@ -166,7 +166,8 @@ def _times(
             return _replayed(spec, trace, capacity_rps, base_dir).arrived_at, np.empty(0)
         case Rated() as rated:
             is_bounded = spec.requests is not None or spec.duration_s is not None
-            rate_rps = _rate_rps(rated, rated.peak_share, is_bounded, capacity_rps)
+            is_shared = spec.prefixes is not None
+            rate_rps = _rate_rps(rated, rated.peak_share, is_bounded, is_shared, capacity_rps)
             times = arrival_times(rated, rate_rps, num_requests, spec.duration_s, seeds.arrivals)
             return times, np.empty(0)
         case None:
@@ -174,8 +175,13 @@ def _times(
 
 
 def _rate_rps(
-    spec: Rated | TraceReplay, peak_share: float, is_bounded: bool, capacity_rps: Capacity | None
+    spec: Rated | TraceReplay,
+    peak_share: float,
+    is_bounded: bool,
+    is_shared: bool,
+    capacity_rps: Capacity | None,
 ) -> float:
+    """`is_shared`: prompts have prefixes in common, and capacity is what there is with nothing cached."""
     if spec.rate is not None:
         return spec.rate
     assert spec.load is not None
@@ -184,8 +190,9 @@ def _rate_rps(
         if not is_bounded:
             remedy = "set workload.requests or workload.duration_s"
             raise InputError(where, spec.load, "a load above capacity with no end", remedy)
-        text = f"{where} = {spec.load:g}: above capacity, queues grow until the last arrival"
-        warnings.warn(PointsmanWarning(text), stacklevel=4)
+        if not is_shared:
+            text = f"{where} = {spec.load:g}: above capacity, queues grow until the last arrival"
+            warnings.warn(PointsmanWarning(text), stacklevel=4)
     if capacity_rps is None:
         remedy = "give rate in requests/s"
         raise InputError(where, spec.load, "the capacity of the cluster is not known here", remedy)

@@ -62,7 +62,7 @@ def open_source(path: Path) -> TraceSource:
     if data.startswith(b"PAR1"):
         return _parquet_source(path, data)
     if b"\0" in data or not _is_utf8(data):
-        raise _file_error(path, "neither text nor Parquet", _READABLE)
+        raise _file_error(path, "neither UTF-8 text nor Parquet", _READABLE)
     if data.lstrip().startswith((b"{", b"[")):
         return _jsonl_source(path, data)
     return _csv_source(path, data)

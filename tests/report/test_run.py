@@ -55,7 +55,7 @@ def test_page_has_everything(report: RunReport) -> None:
         "sha256 ",
         "git revision",
         "Warning: most rewards are &lt;zero&gt;.",
-        "1 interventions in exploration, 1 alerts.",
+        "1 intervention in exploration, 1 alert.",
         "The run has not reached its end.",
     ):
         assert text in html, text

@@ -65,12 +65,13 @@ def test_noise_is_no_gain() -> None:
 
 
 def test_one_seed_cannot_tell() -> None:
-    values = {"least-work": [1.0], "least-outstanding": [2.0]}
+    values = {"least-work": [1.0], "least-outstanding": [2.0], "random": [9.0]}
     one = EvaluationReport(ComparisonReport([make_comparison(values)], "", 0.0))
     verdict = verdict_of(one)
     assert verdict.tone == UNCLEAR
     assert verdict.sentence.startswith("One run cannot tell whether least-work beats least-outstanding")
-    assert "Fewer than 6:" in verdict.details[-1]
+    assert verdict.details[-1].endswith("; intervals take at least two, better 6 (--seeds).")
+    assert not any("no clear difference from random" in line for line in verdict.details)
 
 
 def test_no_better_than_another_heuristic_is_not_green() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,7 +151,7 @@ def test_a_sentence_is_short_however_many_servers_and_however_long_their_names()
     best = (100.0, 0.123, 0.0123, 0.5, 0.123, 0.1, 1.23e-5, 1.0)
     worst = (2000.0, 12.3, 0.123, 1.5, 12.3, 1.0, 1.23e-4, 2.0)
     for kind in (LEARNED, *range(len(HEURISTICS))):
-        for noted in (best + worst, worst[:-1] + (0.0,) + best, best[:3] + worst[3:] + worst[:3] + best[3:]):
+        for noted in (best + worst, (*worst[:-1], 0.0, *best), best[:3] + worst[3:] + worst[:3] + best[3:]):
             written = Reason(*names, 1, np.array([kind, 1000, 1, *noted]).tobytes()).sentence()
             assert 200 < len(written) < 400
     noted = np.array([0.0, 5.0, NOBODY, *[0.0] * 2 * NUM_ABOUT])
@@ -176,14 +175,15 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_every_sentence_has_something_that_speaks_for_the_choice(policies: list[str], data: st.DataObject) -> None:
+def test_every_sentence_speaks_for_the_choice(policies: list[str], data: st.DataObject) -> None:
     """Whatever the servers are, whatever they have to do, and however little a policy minds it."""
     draw = data.draw
     books, now = Books(now=0.0), 1.0
     for k in range(draw(st.integers(1, 4), label="servers")):
         speed = draw(st.sampled_from([0.2, 0.5, 1.0]), label="speed")
         memory = draw(st.sampled_from([1_000.0, 10_000.0, 100_000.0]), label="memory")
-        books.add(f"gpu-{k}", {name: value / speed for name, value in TOLD.items()} | {"kv_capacity_tokens": memory})
+        told = {name: value / speed for name, value in TOLD.items()}
+        books.add(f"gpu-{k}", told | {"kv_capacity_tokens": memory})
     slots = st.sampled_from(books.slots)
     prompts = st.integers(1, 4000)
     for slot, prompt, stage in draw(st.lists(st.tuples(slots, prompts, st.integers(0, 3)), max_size=30)):
