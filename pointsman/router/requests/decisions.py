@@ -273,4 +273,4 @@ def _as_decision(one: Remembered) -> Decision:
     if isinstance(why, Reason):
         return Decision(*one[:-1], why.sentence())
     did = "holds it" if replica == HELD else f"sent it to {short(replica)}"
-    return Decision(*one[:-1], f"{short(by)} {did}{why or ''}.")
+    return Decision(*one[:-1], f"{short(by)} {did}{why or ', without saying why'}.")

@@ -328,7 +328,7 @@ def test_a_decision_is_explained_on_request_only() -> None:
             assert "x-pointsman-decision" not in (await c.ask()).headers
             answered = await c.ask(post(headers="x-pointsman-decision: 1\r\nx-request-id: me\r\n"))
             url = c.mocks[0].url.removeprefix("http://")
-            assert answered.headers["x-pointsman-decision"] == f"fake sent it to {url}."
+            assert answered.headers["x-pointsman-decision"] == f"fake sent it to {url}, without saying why."
             assert c.mocks[0].heard[1].header("x-pointsman-decision") is None
 
     run(scenario)
@@ -431,7 +431,7 @@ def test_reasons_are_kept_and_found_by_request() -> None:
             c.decider.rule = lambda excluded: 1 / 0
             await c.ask(post(headers="x-request-id: you\r\n"))
             mine = (await ask("GET", "/admin/decisions?request=me")).json["decisions"]
-            assert [one["why"] for one in mine] == [f"fake sent it to {url}." for url in (second, first)]
+            assert [one["why"] for one in mine] == [f"fake sent it to {url}, without saying why." for url in (second, first)]
             last = (await ask("GET", "/admin/decisions?last=1")).json
             (yours,) = last["decisions"]
             assert yours["request_id"] == last["last"]["request_id"] == "you"
