@@ -18,11 +18,18 @@ def output_file(option: str, path: Path) -> Iterator[IO[str]]:
     Opened at once, so that what cannot be written is refused here. `option` names it in errors.
     """
     path = path.expanduser()
+    try:
+        is_there = path.exists()
+    except OSError as error:  # a name that no file can have
+        raise _cannot_write(option, path, error) from None
     if path.is_dir():
         raise InputError(option, str(path), "is a directory", "name a file")
-    if path.exists() and not path.is_file():  # a device or a pipe: nothing to rename
-        with path.open("w", encoding="utf-8", newline="") as file:
-            yield file
+    if is_there and not path.is_file():  # a device or a pipe: nothing to rename
+        try:
+            with path.open("w", encoding="utf-8", newline="") as file:
+                yield file
+        except OSError as error:
+            raise _cannot_write(option, path, error) from None
         return
     target = path.resolve()  # a link stays a link
     with output_dir(option, target.parent, shown=path):
@@ -52,8 +59,8 @@ def write_files(folder: Path, contents: Mapping[str, str]) -> None:
 def output_dir(option: str, path: Path, shown: Path | None = None) -> Iterator[Path]:
     """A directory, created with its parents where missing, and taken away again if the block fails."""
     target = path.expanduser().resolve()
-    missing = [folder for folder in (target, *target.parents) if not folder.exists()]
     try:
+        missing = [folder for folder in (target, *target.parents) if not folder.exists()]
         target.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         if target.is_file() and shown is None:

@@ -33,8 +33,11 @@ def parse_spec(model: type[S], data: Mapping[str, Any], where: str = "") -> S:
         raise _as_input_error(error, model, where) from None
 
 
-def one_of(where: str, models: tuple[type[Spec], ...]) -> Callable[[Any], Any]:
-    """Choose the model by its `kind`, so that an error names the user's key and not a branch of a union."""
+def one_of(where: str, models: tuple[type[Spec], ...], usual_kind: str | None = None) -> Callable[[Any], Any]:
+    """Choose the model by its `kind`, so that an error names the user's key and not a branch of a union.
+
+    `usual_kind`: what a section without a kind is.
+    """
     by_kind = {kind: model for model in models for kind in get_args(model.model_fields["kind"].annotation)}
 
     def validate(value: Any) -> Any:
@@ -44,7 +47,7 @@ def one_of(where: str, models: tuple[type[Spec], ...]) -> Callable[[Any], Any]:
         kinds = ", ".join(by_kind)
         if not isinstance(data, Mapping):
             raise InputError(where, value, "is neither a kind nor a mapping with a kind", f"kinds: {kinds}")
-        kind = data.get("kind")
+        kind = data.get("kind", usual_kind)
         if kind not in by_kind:
             near = difflib.get_close_matches(str(kind), by_kind, n=1)
             remedy = f"did you mean {near[0]!r}?" if near else f"kinds: {kinds}"
@@ -118,7 +121,7 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
     # An unknown key often causes a second, more confusing error: report it first.
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     problem = problems[0]
-    path = [str(part) for part in problem["loc"]]
+    path = [str(part) for part in problem["loc"] if not _is_branch(part)]
     field = ".".join(([where] if where else []) + path) or model.__name__
     cause = (problem.get("ctx") or {}).get("error")
     if isinstance(cause, InputError):
@@ -126,7 +129,8 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
     if problem["type"] == "extra_forbidden":
         known = _known_keys(model, path[:-1])
         near = difflib.get_close_matches(path[-1], known, n=1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        others = f"known keys: {', '.join(known)}" if known else "leave it out"
+        remedy = f"did you mean {near[0]!r}?" if near else others
         return InputError(field, problem["input"], "unknown key", remedy)
     remedy = "correct the value in the configuration or with --set"
     if problem["type"] == "missing":
@@ -136,11 +140,25 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
     return InputError(field, problem["input"], problem["msg"][0].lower() + problem["msg"][1:], remedy)
 
 
+def _is_branch(part: int | str) -> bool:
+    """Whether it names the type that was tried, of several that a value may have, and no key."""
+    return isinstance(part, str) and (part == "constrained-int" or "[" in part)
+
+
+def _section_in(annotation: Any) -> type[Spec] | None:
+    """The model of a section, or of those in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return annotation
+    return next(filter(None, map(_section_in, get_args(annotation))), None)
+
+
 def _known_keys(model: type[Spec], path: list[str]) -> list[str]:
     for part in path:
+        if part.isdigit():  # of a list, whose items are what its field is about
+            continue
         field = model.model_fields.get(part)
-        inner = getattr(field, "annotation", None)
-        if not (isinstance(inner, type) and issubclass(inner, Spec)):
+        inner = _section_in(getattr(field, "annotation", None))
+        if inner is None:
             return []
         model = inner
     return sorted(field.alias or name for name, field in model.model_fields.items())

@@ -14,19 +14,20 @@ from pointsman.simulator.hardware import Dtype
 from pointsman.spec import Spec, one_of
 
 MAX_REPLICAS = 16_384  # each takes memory whether it gets requests or not
+Amount = Annotated[int, Field(gt=0, le=2_000_000)]  # as many blocks of 1,024 tokens are counted in 32 bits
 
 
 class VllmV1Scheduler(Spec):
     """Today's vLLM: one token budget a step, running requests first, preemption by recomputation."""
 
     kind: Literal["vllm-v1"] = "vllm-v1"
-    max_num_seqs: PositiveInt = Field(default=256, description="sequences a step, at most")
-    max_num_batched_tokens: PositiveInt = Field(default=2048, description="tokens a step, at most")
+    max_num_seqs: Amount = Field(default=256, description="sequences a step, at most")
+    max_num_batched_tokens: Amount = Field(default=2048, description="tokens a step, at most")
     long_prefill_token_threshold: int = Field(
         default=0, ge=0, description="prompt tokens of one request a step, at most; 0 = no limit"
     )
     block_size: PositiveInt = Field(default=16, le=1024, description="tokens a KV block")
-    num_blocks: PositiveInt | None = Field(default=None, description="KV blocks; absent = from memory")
+    num_blocks: Amount | None = Field(default=None, description="KV blocks; absent = from memory")
     watermark: float = Field(default=0.0, ge=0, lt=1, description="share of blocks admission leaves free")
     pipeline_stages: PositiveInt = Field(default=1, le=64, description="pipeline parallelism")
     prefix_caching: bool | None = Field(
@@ -72,18 +73,20 @@ class VidurScheduler(Spec):
     """A replica scheduler with exactly Vidur's behaviour, its quirks included."""
 
     kind: Literal["vllm", "sarathi", "orca"]
-    max_batch_size: PositiveInt = Field(default=128, description="sequences on a replica, at most")
-    chunk_size: PositiveInt = Field(default=512, description="sarathi: tokens a step")
-    max_tokens_in_batch: PositiveInt = Field(default=4096, description="vllm: padded prompt tokens a step")
-    max_sequence_tokens: PositiveInt = Field(default=4096, description="orca: tokens reserved a sequence")
+    max_batch_size: Amount = Field(default=128, description="sequences on a replica, at most")
+    chunk_size: Amount = Field(default=512, description="sarathi: tokens a step")
+    max_tokens_in_batch: Amount = Field(default=4096, description="vllm: padded prompt tokens a step")
+    max_sequence_tokens: Amount = Field(default=4096, description="orca: tokens reserved a sequence")
     block_size: PositiveInt = Field(default=16, le=1024, description="tokens a KV block")
-    num_blocks: PositiveInt | None = Field(default=None, description="KV blocks; absent = Vidur's planner")
+    num_blocks: Amount | None = Field(default=None, description="KV blocks; absent = Vidur's planner")
     watermark: float = Field(default=0.01, ge=0, lt=1, description="share of blocks admission leaves free")
     pipeline_stages: PositiveInt = Field(default=1, le=64, description="pipeline parallelism")
 
 
 AnyScheduler = VllmV1Scheduler | VidurScheduler
-SchedulerSpec = Annotated[AnyScheduler, BeforeValidator(one_of("cluster.scheduler", get_args(AnyScheduler)))]
+SchedulerSpec = Annotated[
+    AnyScheduler, BeforeValidator(one_of("cluster.scheduler", get_args(AnyScheduler), "vllm-v1"))
+]
 
 
 class ReplicaGroup(Spec):

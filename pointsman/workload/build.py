@@ -196,7 +196,11 @@ def _rate_rps(
     if capacity_rps is None:
         remedy = "give rate in requests/s"
         raise InputError(where, spec.load, "the capacity of the cluster is not known here", remedy)
-    return spec.load * capacity_rps()
+    capacity = capacity_rps()
+    if not capacity > 0.0:
+        remedy = "set workload.max_tokens, or take replicas with more memory"
+        raise InputError(where, spec.load, "no replica can hold such long requests", remedy)
+    return spec.load * capacity
 
 
 def _lengths(

@@ -93,6 +93,13 @@ def test_prompt_larger_than_kv_memory(cli: Cli, tmp_path: Path) -> None:
         ("cluster.scheduler.pipeline_stages=40", ("= 40", "32 layers")),
         ("cluster.replicas=0", ("cluster.replicas", "0")),
         ("cluster.cost.a=-1", ("cluster.cost.a = -1",)),
+        ("cluster.replicas=1000000000", ("cluster.replicas = 1000000000", "at most 16,384")),
+        ("cluster.replicas=null", ("cluster.replicas = None:",)),
+        ("cluster.replicas=[{devic: H100}]", ("cluster.replicas.0.devic", "did you mean 'device'?")),
+        ("cluster.scheduler.num_blocks=1000000000", ("cluster.scheduler.num_blocks", "2000000")),
+        ("cluster.scheduler.chunk_size=10000000000", ("cluster.scheduler.chunk_size", "2000000")),
+        ("workload=5", ("workload = 5: is no section with keys of its own",)),
+        ("workload.trace.begin=2024-99-99", ("2024-99-99", "is not a YAML value")),
         ("seed=x", ("seed = 'x'",)),
         ("requests", ("--set = 'requests'", "key=value")),
     ],
@@ -126,11 +133,33 @@ def test_warnings_are_said_once(cli: Cli) -> None:
     assert result.err.count("warning: ") == result.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("content", ["a: [", "- 1", "", "\x00\xff", "workload: 5"])
+@pytest.mark.parametrize(
+    "content", ["a: [", "- 1", "", "\x00\xff", "workload: 5", "[" * 2000, "a: 2024-99-99"]
+)
 def test_not_a_configuration(cli: Cli, tmp_path: Path, content: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(content)
     check(cli("simulate", path))
+
+
+def test_a_key_that_is_there_twice(cli: Cli, tmp_path: Path) -> None:
+    """The first one would be lost without a word."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text("workload: {trace: a.csv}\ncluster: {replicas: 2}\nworkload: {trace: b.csv}\n")
+    check(cli("simulate", path), "the key 'workload' is there twice", "line 3")
+    path.write_text("usual: &usual {trace: a.csv}\nworkload: {<<: *usual, trace: b.csv}\n")
+    check(cli("simulate", path), "usual", "unknown key")
+
+
+def test_requests_that_no_replica_can_hold(cli: Cli) -> None:
+    lengths = "{kind: lognormal, prompt_mean: 1000000000, output_mean: 10}"
+    workload = f"workload={{arrivals: {{kind: poisson, load: 0.5}}, lengths: {lengths}, requests: 10}}"
+    check(cli("simulate", "--set", workload), "no replica can hold such long requests", "workload.max_tokens")
+
+
+def test_a_scheduler_without_a_kind_is_the_usual_one(cli: Cli) -> None:
+    result = cli("simulate", "--set", "cluster.scheduler.max_num_seqs=64", "--set", "workload.requests=50")
+    assert result.status == 0, result.err
 
 
 def test_no_configuration(cli: Cli, tmp_path: Path) -> None:
@@ -157,10 +186,16 @@ def test_outputs_are_checked_before_anything_is_simulated(cli: Cli, tmp_path: Pa
     check(cli("simulate", *long, "--trace-out", tmp_path / "file" / "t.json"), "--trace-out", "under a file")
     check(cli("simulate", *long, "--requests", "/proc/none/r.csv"), "/proc/none/r.csv", "cannot be written")
     check(cli("compare", *long, "--out", tmp_path / "file"), "--out", "is a file")
+    check(cli("simulate", *long, "--requests", tmp_path / ("x" * 300)), "--requests", "file name too long")
     same = ("--requests", tmp_path / "r", "--trace-out", tmp_path / "r")
     check(cli("simulate", *long, *same), "--trace-out", "is also --requests")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_full_disk_is_one_line(cli: Cli) -> None:
+    result = cli("simulate", "--set", "workload.requests=50", "--requests", "/dev/full")
+    check(result, "--requests = '/dev/full'", "no space left on device")
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,16 @@ def test_comparison_page() -> None:
     assert blocks.count("<circle") == 3 * 3
 
 
+def test_comparison_page_says_which_to_take() -> None:
+    assert "fifo returns most: 0.7" in returns_html(report(60, None))
+    assert "+0.200 [" in returns_html(report(60, None))
+    noise = report(60, None)
+    noise.returns.metrics["<mine>"][RETURN][:] = noise.returns.metrics["fifo"][RETURN] - [0.1, -0.08] * 30
+    html = returns_html(noise)
+    assert "As good, within the interval: &lt;mine&gt;." in html and 'class="verdict unclear"' in html
+    assert "One episode cannot tell how sure that is." in returns_html(report(1, None))
+
+
 def test_evaluation_page_begins_with_the_verdict() -> None:
     html = returns_html(report(60, "<mine>"))
     check_page(html)

@@ -69,6 +69,16 @@ def test_every_figure_has_title_and_units(report: RunReport) -> None:
         assert len(figure.x.ticks) >= 3 and (is_rows or len(figure.y.ticks) >= 3)
 
 
+def test_a_bad_start_does_not_flatten_the_curve(tmp_path: Path) -> None:
+    rows = make_rows()
+    for number, row in enumerate(rows):
+        row["mean_ep_return"] = -1000.0 if number < 2 else 1.0 + 0.01 * number
+    figures = learning_figures(read_run(make_run(tmp_path / "run", rows)), "least-outstanding")
+    figure = named(figures, "Episodes in training")
+    assert figure.y.low > 0.9
+    assert figure.note == "It begins at −1,000, below the axis."
+
+
 def test_learning_has_baselines_and_interventions(run: Path) -> None:
     figure = named(learning_figures(read_run(run), "least-outstanding"), "Evaluations during training")
     lines = {mark.name: mark for mark in figure.marks if isinstance(mark, Line)}

@@ -14,7 +14,7 @@ from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, by_evaluations, i
 from pointsman.report.comparison import ComparisonReport
 from pointsman.report.evaluation import EvaluationReport
 from pointsman.report.returns_page import verdict_of as verdict_of_returns
-from pointsman.report.verdict import verdict_of
+from pointsman.report.verdict import judged_text, verdict_of
 
 from .factories import make_comparison
 
@@ -50,6 +50,24 @@ def test_throughput_counts_where_it_is_not_that_of_the_arrivals(
     details = " ".join(verdict_of(changed).details)
     assert ("Requests per second, against least-outstanding" in details) is is_said
     assert f"Judged {setting.text}, 1,000 requests a run." in details
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_with_shared_prefixes_capacity_is_no_limit(is_shared: bool) -> None:
+    """What is cached need not be computed, so that a cluster may well serve more than that."""
+    setting = Setting("2 × H100", 1000, 18.0, 10.0, is_shared)
+    (comparison,) = report(least_work=0.7 * BASE).comparisons
+    text = " ".join(judged_text([replace(comparison, setting=setting)]))
+    assert ("add servers first" in text) is not is_shared
+    assert ("at 1.8 of what 2 × H100 can serve with nothing cached (18 of 10" in text) is is_shared
+
+
+def test_one_run_calls_nobody_as_good() -> None:
+    """Half the cost may be luck, but there is no interval that says so."""
+    values = {"least-work": [1.0], "least-outstanding": [2.0], "least-delay": [1.001], "random": [9.0]}
+    _, verdict = ComparisonReport([make_comparison(values)], "", 0.0).choice
+    assert verdict.sentence.startswith("One run cannot tell how sure it is: least-work looks best")
+    assert verdict.details[0] == "As good, within 1% or the interval: least-delay."
 
 
 def test_worse_is_said_so() -> None:

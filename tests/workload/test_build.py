@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -81,6 +82,16 @@ def test_overload_needs_an_end(arrivals: dict[str, Any]) -> None:
     for bound in ({"requests": 50}, {"duration_s": 5.0}):
         with pytest.warns(PointsmanWarning, match="above capacity, queues grow"):
             assert len(build_workload(synthetic(arrivals, **bound), 0, lambda: 10.0)) > 0
+
+
+def test_a_load_beyond_one_is_none_where_prompts_are_cached() -> None:
+    """Capacity is what there is with nothing cached; a warning would be wrong."""
+    shared = {"prefixes": {"systems": {"count": 1, "tokens": 100}}, "requests": 50}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (
+            len(build_workload(synthetic({"kind": "poisson", "load": 1.8}, **shared), 0, lambda: 10.0)) == 50
+        )
 
 
 def test_full_load_is_no_overload() -> None:

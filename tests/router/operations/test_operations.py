@@ -431,7 +431,9 @@ def test_reasons_are_kept_and_found_by_request() -> None:
             c.decider.rule = lambda excluded: 1 / 0
             await c.ask(post(headers="x-request-id: you\r\n"))
             mine = (await ask("GET", "/admin/decisions?request=me")).json["decisions"]
-            assert [one["why"] for one in mine] == [f"fake sent it to {url}, without saying why." for url in (second, first)]
+            assert [one["why"] for one in mine] == [
+                f"fake sent it to {url}, without saying why." for url in (second, first)
+            ]
             last = (await ask("GET", "/admin/decisions?last=1")).json
             (yours,) = last["decisions"]
             assert yours["request_id"] == last["last"]["request_id"] == "you"
