@@ -58,7 +58,7 @@ from pointsman.routing.signals import (
 
 entry_point = partial(jit.entry_point, keeps_gil=True)
 
-NUM_ABOUT = 8  # figures of a server: those of `About`
+NUM_ABOUT = 7  # figures of a server: those of `About`
 NUM_NOTED = 3 + 2 * NUM_ABOUT  # kind of policy, how many may take it, column of the other, chosen, other
 MAX_NAME = 32
 SAME = 1.1  # figures that differ by less are the same to people
@@ -152,7 +152,6 @@ def write_about(router, ask, k, numbers, first):
     numbers[first + 3] = booked / signals[KV_CAPACITY_TOKENS, k]
     numbers[first + 4] = signals[TTFT_S, k]
     numbers[first + 5] = 1.0 - signals[EXPECTED_HIT_TOKENS, k] / ask.prompt_tokens
-    numbers[first + 6] = signals[PREFILL_S_PER_TOKEN, k]
 
 
 class About(NamedTuple):
@@ -164,7 +163,6 @@ class About(NamedTuple):
     kv_use: float
     ttft_s: float  # as measured lately; 0: not known
     uncached: float  # share of the request's prompt that would be computed there
-    prefill_s_per_token: float
     score: float  # by the policy, the lower the better; of a network the logit, less than nothing
 
 
@@ -220,7 +218,7 @@ def _because(kind: int, one: About, two: About, gains: list[str]) -> str:
         return f"it has {_listed(gains)}"
     if kind == LEARNED:
         times = math.exp(min(two.score - one.score, 99.0))
-        return "the network prefers it " + (f"{times:.2g} to 1" if times < 100.0 else "clearly")
+        return "the network prefers it " + (f"{times:.2g} to 1" if times < 99.5 else "clearly")
     return "it has the better score by the policy's rule"
 
 
@@ -247,7 +245,6 @@ def _compare(one: About, two: About) -> tuple[list[str], list[str]]:
         (one.outstanding, two.outstanding, 0.5, FEWER_REQUESTS, "more requests", _count),
         (one.backlog_s, two.backlog_s, 0.002, "less prompt work ahead", "more prompt work ahead", _time),
         (one.uncached, two.uncached, 0.02, "more of it cached", "less of it cached", _rest),
-        (one.prefill_s_per_token, two.prefill_s_per_token, 0.0, "faster prefill", "slower prefill", _speed),
         (one.step_s, two.step_s, 0.0005, "shorter steps", "longer steps", _time),
         (one.kv_use, two.kv_use, 0.02, "emptier memory", "fuller memory", "{:.0%}".format),
         (*_both_known(one.ttft_s, two.ttft_s), 0.005, "quicker first tokens", "slower first tokens", _time),
@@ -281,10 +278,6 @@ def _rest(share: float) -> str:
 
 def _count(number: float) -> str:
     return f"{number:.0f}"
-
-
-def _speed(s_per_token: float) -> str:
-    return f"{1.0 / s_per_token:,.0f} tokens/s"
 
 
 def _time(seconds: float) -> str:

@@ -284,10 +284,10 @@ function showLast() {
   if (state.explained.seen) reasons.set(state.explained.request_id, state.explained);
   const listedIds = new Set(newest.map(one => one.request_id));
   for (const id of reasons.keys()) if (!listedIds.has(id) && id !== chosen) reasons.delete(id);
-  fillTable("last", ["request", "ago", { text: "why", className: "text" }, "prompt tokens", "waited", "at the router"],
+  fillTable("last", ["request", { text: "why", className: "text" }, "ago", "prompt tokens", "waited", "at the router"],
     newest.map(one => [
       reasons.has(one.request_id) ? { ...name(one.request_id), choose: one.request_id } : name(one.request_id),
-      `${digits(Math.max(0, state.time - one.at), 2)} s`, { text: one.why, className: "words" },
+      { text: one.why, className: "words" }, `${digits(Math.max(0, state.time - one.at), 2)} s`,
       whole(one.prompt_tokens), seconds(one.waited_s), whole(one.queue_size),
     ]));
   showWhy(reasons.get(chosen) ?? state.explained);
