@@ -53,8 +53,11 @@ def doctor(
     Example: pointsman doctor --backend http://a:8000 --backend http://b:8000 --router http://localhost:8080
     """
     from pointsman.live.doctor import as_rows, examine
+    from pointsman.router.http.address import parse_url
 
     servers = _servers(backend or [], backends, dns, kubernetes)
+    if router is not None:
+        parse_url(router, "--router")
     findings = examine(servers, policy, router, backend_ca, timeout)
     if as_json:
         print_json(as_rows(findings))

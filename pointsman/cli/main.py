@@ -138,6 +138,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Whoever read our output has seen enough. Nothing may be flushed into the pipe at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        except OSError as error:
+            if error.filename is None:
+                raise
+            # A name that no file can have, a disk that is full, a folder that is not ours.
+            reason = (error.strerror or type(error).__name__).lower()
+            say(f"error: {InputError('file', str(error.filename), reason, 'check the path')}")
+            return 2
         except SystemExit:  # so rich and typer end where a pipe is closed, and completion when it is done
             return 0
         except (KeyboardInterrupt, typer.Abort):

@@ -55,6 +55,8 @@ def profile(
     shape = Deployment(next(iter(known.devices.values())), known.model(model), tensor_parallel).model
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device", device, "PyTorch sees no GPU here", "use --device cpu to try it out")
+    if device not in ("cuda", "cpu"):
+        raise InputError("--device", device, "is no device of PyTorch", "use cuda or cpu")
     dtype = "bfloat16" if device == "cuda" else "float32"
     with progress("timing", 0) as advance:
         tables = profile_layers(

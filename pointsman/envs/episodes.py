@@ -19,7 +19,7 @@ from pydantic import Field
 
 from pointsman.config import Config, load_config
 from pointsman.errors import InputError, PointsmanWarning
-from pointsman.experiments.own import training_episode
+from pointsman.experiments.own import refuse_trace_of_nobody, training_episode
 from pointsman.experiments.scenarios import (
     LONGEST_CHAT_TOKENS,
     REPORT_SEEDS,
@@ -92,7 +92,7 @@ def check_groups(groups: Sequence[str], changes: Sequence[str] = ()) -> None:
         raise InputError("env.scenarios", groups, "nothing to train on", f"known: {', '.join(SCENARIOS)}")
     for name in groups:
         if name != RANDOM:
-            find_scenario(name, changes).config(0)
+            refuse_trace_of_nobody(find_scenario(name, changes))
         elif changes:
             problem = f"`{RANDOM}` draws its clusters and traffic by itself"
             raise InputError("env.changes", changes[0], problem, "leave it out, or train on scenarios")

@@ -28,7 +28,13 @@ from numpy.typing import NDArray
 from pointsman.evaluation.compare import BATCH_REQUESTS
 from pointsman.evaluation.evolution import EvolutionStrategy
 from pointsman.experiments.objective import Objective
-from pointsman.experiments.own import replayed, selection_episodes, trained_on, training_episode
+from pointsman.experiments.own import (
+    refuse_trace_of_nobody,
+    replayed,
+    selection_episodes,
+    trained_on,
+    training_episode,
+)
 from pointsman.experiments.running import run_to_end
 from pointsman.experiments.scenarios import SELECTION_SEEDS, Scenario
 from pointsman.experiments.simulate import Prepared, Workers, prepare, simulate
@@ -127,7 +133,8 @@ def shortened(scenario: Scenario, overrides: Sequence[str] = ()) -> Situation:
 
 def search_and_check(scenario: Scenario, overrides: Sequence[str] = ()) -> tuple[Situation, Situation]:
     """What weights are searched on, and what has the last word: of a trace, two parts of it."""
-    if replayed(scenario.config(0, overrides)) is None:
+    refuse_trace_of_nobody(scenario, overrides)
+    if scenario.path is None or replayed(scenario.config(0, overrides)) is None:
         one = shortened(scenario, overrides)
         return one, one
     blocks = selection_episodes(scenario, NUM_CHECK_BLOCKS * MIN_SEEDS, overrides)

@@ -45,6 +45,7 @@ TRAINING, SELECTION, REPORT = "training", "selection", "report"
 PARTS: dict[str, Part] = {TRAINING: (0.0, 0.6), SELECTION: (0.6, 0.8), REPORT: (0.8, 1.0)}
 
 SHUFFLED_REQUESTS = 32  # neighbours whose places are drawn anew: the mix of a minute stays in its minute
+MIN_REQUESTS = 30  # of a trace: each part has as many as it may have blocks
 MIN_BLOCKS = 6  # the fewest that make an interval
 BLOCK_REQUESTS = 500  # at least, if that leaves MIN_BLOCKS
 MAX_SELECTION_REQUESTS = 8_000  # of a block: an evaluation in training must not take long
@@ -175,6 +176,9 @@ def _own(path: Path, overrides: tuple[str, ...]) -> Own:
         one = quietly_prepared(_shortened(config, 1), scenario.folder)
         return Own(config, one.plans, None, expected_window_s(_with_length(config), scenario.folder))
     one = _whole(config, scenario.folder)
+    if len(one.workload) < MIN_REQUESTS:
+        problem = f"{len(one.workload)} requests are too few to train, to select and to judge on"
+        raise InputError("workload.trace", str(path), problem, f"give at least {MIN_REQUESTS}")
     workload = part_of(one.workload, *PARTS[TRAINING])
     return Own(config, one.plans, workload, float(one.workload.arrived_at[-1]))
 
@@ -194,6 +198,18 @@ def training_episode(
     workload = window(own.workload, num_requests, load, rng)
     config = _with_events_at(own.config, float(workload.arrived_at[-1]) / max(own.window_s, 1e-9))
     return Prepared(config.model_copy(update={"seed": seed}), own.plans, workload)
+
+
+def refuse_trace_of_nobody(scenario: Scenario, overrides: Sequence[str] = ()) -> None:
+    """The trace of a file is cut into parts to train, to select and to judge on; others are not."""
+    trace = replayed(scenario.config(0, overrides))
+    if (
+        scenario.path is None
+        and trace is not None
+        and replayed(replace(scenario, changes=()).config(0)) is None
+    ):
+        problem = f"{scenario.name} has no trace, and this one would be trained and judged on as a whole"
+        raise InputError("--set workload", trace.path, problem, "name it in a file: `workload: {trace: …}`")
 
 
 def trained_on(scenario: Scenario, overrides: Sequence[str] = ()) -> int:

@@ -45,7 +45,7 @@ class RunSpec(Spec):
     workers: int = Field(
         default=1, ge=1, le=1024, description="processes that share environments and gradients"
     )
-    num_envs: int = Field(default=64, ge=1, description="N, environments, of all workers together")
+    num_envs: int = Field(default=64, ge=1, le=65_536, description="N, environments, of all workers together")
     rollout_steps: int = Field(default=128, ge=2, description="T, decisions of an environment in an update")
     settle_steps: int = Field(
         default=256, ge=0, description="random decisions of an environment that set the feature scales first"

@@ -193,6 +193,11 @@ def test_outputs_are_checked_before_anything_is_simulated(cli: Cli, tmp_path: Pa
     assert (tmp_path / "file").read_text() == "x"
 
 
+@pytest.mark.parametrize("command", ["evaluate", "explain", "report", "diagnose", "watch"])
+def test_a_name_that_no_file_can_have(cli: Cli, command: str) -> None:
+    check(cli(command, "x" * 300), "file name too long")
+
+
 def test_a_full_disk_is_one_line(cli: Cli) -> None:
     result = cli("simulate", "--set", "workload.requests=50", "--requests", "/dev/full")
     check(result, "--requests = '/dev/full'", "no space left on device")

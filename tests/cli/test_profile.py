@@ -51,3 +51,11 @@ def test_profile(cli: Cli, tmp_path: Path, model: str, tensor_parallel: int) -> 
         InputError, match=f"tensor_parallel = {other}.* timed with tensor_parallel {tensor_parallel}"
     ):
         planned(tensor_parallel=other)
+
+
+def test_a_device_that_there_is_not(cli: Cli) -> None:
+    result = cli("profile", "--model", "Llama-3-8B", "--device", "gpu")
+    assert (result.status, result.err) == (
+        2,
+        "error: --device = 'gpu': is no device of PyTorch; use cuda or cpu\n",
+    )

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pointsman.envs.episodes import check_groups
 from pointsman.errors import InputError
+from pointsman.evaluation.tune import search_and_check
 from pointsman.experiments import own
 from pointsman.experiments.own import (
     PARTS,
@@ -125,6 +127,24 @@ def test_blocks_are_as_many_as_make_sense(tmp_path: Path) -> None:
     assert kept_text(scenario, configs).endswith("80 to 100 % of trace.csv, kept for the report, in 6 blocks")
     tiny = find_scenario(str(file_with_trace(tmp_path, 20)))
     assert len(kept_configs(tiny, REPORT, range(16))) == 4
+
+
+def test_too_few_requests_are_not_cut_into_parts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="29 requests are too few to train, to select and to judge on"):
+        episode(file_with_trace(tmp_path, 29))
+
+
+def test_a_trace_comes_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """In place of a scenario's traffic it would be trained and judged on as a whole. Mooncake has its own."""
+    file_with_trace(tmp_path)
+    change = f"workload={{trace: {tmp_path / 'trace.csv'}}}"
+    with pytest.raises(InputError, match="name it in a file"):
+        search_and_check(find_scenario("steady-chat"), (change,))
+    with pytest.raises(InputError, match="name it in a file"):
+        check_groups(("steady-chat",), (change,))
+    check_groups(("mooncake",))
+    search, check = search_and_check(find_scenario("mooncake"))
+    assert search is check, "seeds tell its parts apart"
 
 
 def test_a_part_of_a_repeated_and_cut_trace_is_a_part_of_what_is_replayed(tmp_path: Path) -> None:

@@ -180,6 +180,11 @@ def test_a_router(metrics: str, expected: list[tuple[str, str, str]]) -> None:
         assert [(one.check, one.level, one.what) for one in unwell(router=url)] == expected
 
 
+def test_a_router_that_is_no_url(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--backend", "http://127.0.0.1:1", "--router", "nonsense"]) == 2
+    assert "--router = 'nonsense': is not a URL" in capsys.readouterr().err
+
+
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     with server() as url:
         assert main(["doctor", "--backend", url]) == 0
