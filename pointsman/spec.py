@@ -142,7 +142,7 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
 
 def _is_branch(part: int | str) -> bool:
     """Whether it names the type that was tried, of several that a value may have, and no key."""
-    return isinstance(part, str) and (part == "constrained-int" or "[" in part)
+    return isinstance(part, str) and (part == "constrained-int" or "[" in part or part[:1].isupper())
 
 
 def _section_in(annotation: Any) -> type[Spec] | None:

@@ -12,6 +12,8 @@ from pointsman.cli.console import compilation_announced, print_json, say
 from pointsman.cli.options import AsJson, check_port
 from pointsman.errors import InputError
 
+MAX_REPLICAS = 1_000
+
 
 def emulate(
     replicas: Annotated[
@@ -83,8 +85,9 @@ def emulate(
 
 
 def _devices(replicas: int | None, device: str, devices: str | None) -> tuple[str, ...]:
-    if replicas is not None and replicas < 1:
-        raise InputError("--replicas", replicas, "is not a number of servers", "give at least 1")
+    if replicas is not None and not 1 <= replicas <= MAX_REPLICAS:
+        remedy = f"give 1 to {MAX_REPLICAS:,}"
+        raise InputError("--replicas", replicas, "is not a number of servers", remedy)
     if devices is None:
         return (device,) * (4 if replicas is None else replicas)
     named = tuple(name.strip() for name in devices.split(",") if name.strip())

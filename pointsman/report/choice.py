@@ -73,9 +73,9 @@ def _or_last(ratio: float) -> float:
 
 
 def _basis(comparisons: Sequence[Comparison], objective: Objective) -> str:
-    is_few = min(one.num_samples for one in comparisons) < MIN_SEEDS
-    few = ", too few for them to be as sure as that" if is_few else ""
-    return (
-        f"Best is the lowest cost of a request, {objective.formula}; in brackets {LEVEL * 100:.0f} % "
-        f"intervals over {samples_text(comparisons)}{few}."
-    )
+    fewest = min(one.num_samples for one in comparisons)
+    few = ", too few for them to be as sure as that" if fewest < MIN_SEEDS else ""
+    told = f"in brackets {LEVEL * 100:.0f} % intervals over {samples_text(comparisons)}{few}"
+    if fewest < 2:
+        told = f"intervals take at least two seeds, better {MIN_SEEDS} (--seeds)"
+    return f"Best is the lowest cost of a request, {objective.formula}; {told}."

@@ -122,7 +122,7 @@ async def serve_forever(
     link = store_link(options.share, router) if options.share is not None and leads else None
     with _can_listen("--admin-port", private):
         await control.start()
-    with _can_listen("--port", public):
+    with _can_listen("--port" if options.picker is None else "--metrics-port", public):
         port = public.port if seat is None else seat.port
         service = StatusOnly(router.proxy) if options.picker is not None else None
         port = await router.start(public.host, port, seat is not None, public.tls, service)

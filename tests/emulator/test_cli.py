@@ -19,6 +19,7 @@ from pointsman.cli.main import main
     ("arguments", "complaint"),
     [
         (["--replicas", "0"], "--replicas = 0"),
+        (["--replicas", "1000000"], "give 1 to 1,000"),
         (["--devices", "a100,abacus"], "abacus"),
         (["--devices", "a100,h100", "--replicas", "3"], "names 2 for 3"),
         (["--devices", ","], "devices"),

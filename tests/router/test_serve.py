@@ -8,17 +8,20 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pointsman.cli.main import main
+from pointsman.errors import InputError
 from pointsman.router import main as router_main
 from pointsman.router.config import Settings
-from pointsman.router.main import Options, serve_forever
+from pointsman.router.main import Options, PickerPort, serve_forever
 from pointsman.router.ports import Ports
 from tests.router.fakes import FakeBooks, FakeDecider
 from tests.router.harness import CHAT, Wire, post, run, until
@@ -142,6 +145,26 @@ def options_for(*backends: str, record: Path | None = None) -> Options:
         logs_requests=True,
         settings=Settings(),
     )
+
+
+@pytest.mark.usefixtures("quick_start")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the process ends, and its sockets
+@pytest.mark.parametrize(
+    ("picker", "option"), [(None, "--port"), (PickerPort("127.0.0.1", 0, None), "--metrics-port")]
+)
+def test_a_port_in_use_is_named(picker: PickerPort | None, option: str) -> None:
+    async def scenario() -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            ports = Ports(port=taken.getsockname()[1], admin_port=0)
+            options = replace(options_for("http://127.0.0.1:1"), ports=ports, picker=picker)
+            with pytest.raises(InputError, match=f"{option} = {ports.port}: cannot listen"):
+                await serve_forever(options, lambda line: None, io.StringIO())
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.usefixtures("quick_start")
