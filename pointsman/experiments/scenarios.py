@@ -255,12 +255,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         ("mixed", "conversation and code completion 7 : 3, load 0.85", _fixed(_traffic(0.85, _MIXTURE))),
         (
             "long-context",
-            "Llama-3.1-8B, Mooncake conversation: 13,000 tokens a prompt, up to 126,000, load 0.85",
+            "Llama-3.1-8B, Mooncake conversation: 13,000 tokens, up to 126,000, load 0.85",
             _fixed(_traffic(0.85, "mooncake-conv"), model="Llama-3.1-8B"),
         ),
         (
             "bursty-chat",
-            "bursts of about 10 s at twice the mean rate, which is 0.7 of capacity; Markov-modulated",
+            "bursts of about 10 s at twice the mean rate, load 0.7, Markov-modulated",
             _fixed(_traffic(0.7, requests=2 * NUM_REQUESTS, **_BURSTS)),
         ),
         (
@@ -305,17 +305,17 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         (
             "failure",
-            "one of 4 replicas dies at a third of the run and is back at two thirds, load 0.7",
+            "one of 4 replicas dies at a third of the run, is back at two thirds, load 0.7",
             _fixed(_traffic(0.7), events=_FAILURE),
         ),
         (
             "multi-turn",
-            "chats of 4.6 turns on 8 replicas, each with all that was said before, load 1.8",
+            "chats of 4.6 turns on 8 replicas, each with all said before, load 1.8",
             _shared(1.8, _CHAT, _lognormal(150, 350), 2 * NUM_REQUESTS, replicas=8),
         ),
         (
             "shared-system-prompt",
-            "one system prompt of 2,548 tokens, questions of 7,252, answers of 430, load 0.9",
+            "one system prompt of 2,548 tokens, questions of 7,252, output 430, load 0.9",
             _shared(0.9, _ONE_PROMPT, _lognormal(7252, 430, 0.3)),
         ),
         (
@@ -330,7 +330,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         (
             "mooncake",
-            "a sixth of Mooncake's conversation trace, Llama-3.1-8B on 8 replicas, load 1.1",
+            "a sixth of Mooncake's conversations, Llama-3.1-8B on 8 replicas, load 1.1",
             _mooncake,
         ),
     )
