@@ -107,8 +107,14 @@ def _learning(record: RunRecord) -> Section:
     else:
         lines = ["No evaluation was made yet: there is no curve of the score."]
     counts = {name: int(np.nansum(record.column(name))) for name in ("interventions", "alerts")}
-    lines.append(f"{counts['interventions']} interventions in exploration, {counts['alerts']} alerts.")
-    return Section("Learning", paragraphs(lines), figures)
+    lines.append(f"{counts['interventions']} interventions, {counts['alerts']} alerts.")
+    body = paragraphs(lines)
+    if record.news:
+        news = escape("\n".join(record.news))
+        body += folded(
+            "What was changed on the way, and why: stages of a curriculum, too", f"<pre>{news}</pre>"
+        )
+    return Section("Learning", body, figures)
 
 
 def _reward(record: RunRecord) -> Section:

@@ -55,7 +55,8 @@ def test_page_has_everything(report: RunReport) -> None:
         "sha256 ",
         "git revision",
         "Warning: most rewards are &lt;zero&gt;.",
-        "1 interventions in exploration, 1 alerts.",
+        "1 interventions, 1 alerts.",
+        "<pre>update 20: temperature 1 → 1.5, plateau\nupdate 30: KL &lt;too&gt; far</pre>",
         "The run has not reached its end.",
     ):
         assert text in html, text
