@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -28,7 +28,6 @@ _SLOW_TO_COMPILE = {
 }
 
 Advance = Callable[[float], None]
-Said = Callable[[str], None]
 
 
 def stdout() -> Console:
@@ -58,16 +57,9 @@ def notices_as_lines() -> Iterator[None]:
             said.add(line)
             say(line)
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
         if not issubclass(category, PointsmanWarning):
-            show_other(message, category, filename, lineno, file, line)
+            show_other(message, category, *where)
         else:
             say_once(f"warning: {message}")
 
@@ -95,17 +87,10 @@ def warnings_noted() -> Iterator[list[str]]:
     noted: list[str] = []
     show = warnings.showwarning
 
-    def note(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def note(message: Warning | str, category: type[Warning], *where: Any) -> None:
         if issubclass(category, PointsmanWarning) and str(message) not in noted:
             noted.append(str(message))
-        show(message, category, filename, lineno, file, line)
+        show(message, category, *where)
 
     warnings.showwarning = note
     try:
@@ -137,7 +122,7 @@ def compilation_announced() -> Iterator[None]:
     """
     from numba.core import event
 
-    class Listener(event.Listener):
+    class Announcer(event.Listener):
         def on_start(self, event: Any) -> None:
             compiled = event.data["dispatcher"]
             what = _SLOW_TO_COMPILE.get(f"{compiled.__module__}.{compiled.__name__}")
@@ -147,7 +132,7 @@ def compilation_announced() -> Iterator[None]:
         def on_end(self, event: Any) -> None:
             pass
 
-    with event.install_listener("numba:compile", Listener()):
+    with event.install_listener("numba:compile", Announcer()):
         try:
             yield
         except KeyboardInterrupt:

@@ -40,7 +40,6 @@ from pointsman.training.ranks import Ranks
 ROUND_STEPS = 64  # T of a round
 SEQUENCE_LENGTH = 16  # of recurrent networks
 MAX_GRAD_NORM = 1.0
-STUDENT, TEACHER, CHANCE = range(3)
 NEAR_UNIFORM = 0.9  # entropy, as a share of the most there can be
 # What a warm start tells of rewards, and in which words.
 EARNED = {
