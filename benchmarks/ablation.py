@@ -1,6 +1,6 @@
-"""What mattered: the set-up of the seed notes, and its fixes switched on one after the other.
+"""What mattered: the set-up of the notes this project started from, and its fixes, one after the other.
 
-The seeds' agent (a flat network, a clipped reward made of snapshots, a state without the request) ended no
+The notes' agent (a flat network, a clipped reward made of snapshots, a state without the request) ended no
 better than random. Each row below keeps everything of the row above and changes one thing. All train on
 `steady-chat` with the same number of decisions and are evaluated on report seeds.
 
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-SEEDS_SETUP = {
+NOTES_SETUP = {
     "network": {"kind": "mlp", "privileged_critic": False},
     "env.hold.allowed": False,
     "env.features_off": ["request", "hint", "delay", "trend"],
@@ -27,7 +27,7 @@ SEEDS_SETUP = {
         "relative": False,
         "scale": "none",
         "clip": [-4.0, 4.0],
-        "throughput_target_rps": 14.0,  # the seeds' agent served 1.7 times its target; so does this
+        "throughput_target_rps": 14.0,  # the notes' agent served 1.7 times its target; so does this
     },
     "ppo.discount": {"kind": "steps", "gamma": 0.99, "lam": 0.9},
     "ppo.clip_ratio": 0.15,
@@ -38,11 +38,11 @@ SEEDS_SETUP = {
     "run.rollout_lifetimes": None,
     "run.going_back": None,
 }
-TANH = {"env.reward": SEEDS_SETUP["env.reward"] | {"clip": None, "squash": "tanh"}}
+TANH = {"env.reward": NOTES_SETUP["env.reward"] | {"clip": None, "squash": "tanh"}}
 
 # (what changes, overrides), each on top of those before it.
 STEPS: list[tuple[str, dict[str, Any]]] = [
-    ("the seeds' set-up", SEEDS_SETUP),
+    ("the notes' set-up", NOTES_SETUP),
     ("+ the state shows the request, delays and trends", {"env.features_off": ["hint"]}),
     (
         "+ reward: cost integral, not a clipped snapshot",
@@ -85,7 +85,7 @@ def main() -> None:
     for name, change in STEPS:
         overrides = overrides | change
         rows.append((name, overrides))
-    rows.insert(1, ("the same with tanh instead of the clip", SEEDS_SETUP | TANH))
+    rows.insert(1, ("the same with tanh instead of the clip", NOTES_SETUP | TANH))
     jobs = [(name, settings, seed) for name, settings in rows for seed in range(options.seeds)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.parallel) as pool:
         done = list(pool.map(lambda job: run(Path(folder), options.decisions, *job), jobs))
