@@ -158,7 +158,7 @@ class Trainer:
             buffers.actions[t], buffers.logp[t] = made.actions, made.logp
             buffers.greedy_actions[t] = made.greedy_actions
             acted = clock()
-            advice = self.teachers.advise(self.env.env) if knobs.imitation_coef > 0 else None
+            advice = self.teachers.advise(self.env) if knobs.imitation_coef > 0 else None
             step = self.env.step(buffers.actions[t])
             if advice is not None:
                 luck = torch.rand(buffers.num_envs, dtype=torch.float64, generator=self.generator).numpy()
