@@ -132,7 +132,7 @@ class Trainer:
         metrics |= {f"time/{name}": value for name, value in timings.items()}
         metrics |= {"time/update_s": now - rolled_out} | self.prices.metrics() | self.going_back.metrics()
         if self.curriculum is not None:
-            metrics["stage"] = float(self.curriculum.index)
+            metrics["stage"] = float(self.curriculum.index + 1)  # counted from 1, as in the news
         metrics["steps_per_s"] = self.config.run.steps_per_update / (now - started)
         metrics = self._merge(metrics, self.buffers.episodes)
         self.num_updates += 1
