@@ -57,9 +57,9 @@ def notices_as_lines() -> Iterator[None]:
             said.add(line)
             say(line)
 
-    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if not issubclass(category, PointsmanWarning):
-            show_other(message, category, *where)
+            show_other(message, category, *where, **more)
         else:
             say_once(f"warning: {message}")
 
@@ -87,10 +87,10 @@ def warnings_noted() -> Iterator[list[str]]:
     noted: list[str] = []
     show = warnings.showwarning
 
-    def note(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, PointsmanWarning) and str(message) not in noted:
             noted.append(str(message))
-        show(message, category, *where)
+        show(message, category, *where, **more)
 
     warnings.showwarning = note
     try:
