@@ -78,7 +78,6 @@ def by_the_twin(spec: JobsSpec, features: str) -> float:
         while not is_over:
             action = np.zeros(1, np.int64)
             advise(sims, policy, action, 0, 1)
-            sims.rng = sims.rng * 48271 % 0x7FFFFFFF  # advice leaves it as it was
             decide_all(sims, action, False, 0, 1)
             start = time.process_time()
             outcome = twin.step(int(action[0]))

@@ -14,7 +14,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from reference_simulator import LinearCost, Replica, Request, Result, Simulation, VllmV1Scheduler, round_robin
+from reference_replica import Replica, Request
+from reference_schedulers import VllmV1Scheduler
+from reference_simulator import LinearCost, Result, Simulation, round_robin
 
 
 @dataclass(eq=False)

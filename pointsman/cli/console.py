@@ -33,7 +33,6 @@ _SLOW_TO_COMPILE = {
 }
 
 Advance = Callable[[float], None]
-Said = Callable[[str], None]
 
 
 def stdout() -> Console:
@@ -76,16 +75,9 @@ def notices_as_lines() -> Iterator[None]:
             said.add(line)
             say(line)
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if not issubclass(category, PointsmanWarning):
-            show_other(message, category, filename, lineno, file, line)
+            show_other(message, category, *where, **more)
         else:
             say_once(f"warning: {message}")
 
@@ -113,17 +105,10 @@ def warnings_noted() -> Iterator[list[str]]:
     noted: list[str] = []
     show = warnings.showwarning
 
-    def note(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, PointsmanWarning) and str(message) not in noted:
             noted.append(str(message))
-        show(message, category, filename, lineno, file, line)
+        show(message, category, *where, **more)
 
     warnings.showwarning = note
     try:
@@ -155,7 +140,7 @@ def compilation_announced() -> Iterator[None]:
     """
     from numba.core import event
 
-    class Listener(event.Listener):
+    class Announcer(event.Listener):
         def on_start(self, event: Any) -> None:
             compiled = event.data["dispatcher"]
             what = _SLOW_TO_COMPILE.get(f"{compiled.__module__}.{compiled.__name__}")
@@ -165,7 +150,7 @@ def compilation_announced() -> Iterator[None]:
         def on_end(self, event: Any) -> None:
             pass
 
-    with event.install_listener("numba:compile", Listener()):
+    with event.install_listener("numba:compile", Announcer()):
         try:
             yield
         except KeyboardInterrupt:

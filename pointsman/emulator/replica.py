@@ -15,7 +15,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ from pointsman.router.http.messages import HttpRequest
 from pointsman.simulator.plan import ReplicaPlan
 
 Fault = Literal["none", "slow", "hang", "reset", "error", "die"]
-FAULTS: tuple[Fault, ...] = get_args(Fault)
 ERROR_STATUS = 500
 _LOAD_FORMAT = b"endpoint-load-metrics-format"
 _NUM_LATE = 10_000

@@ -79,7 +79,10 @@ class EntityEnv(Protocol):
     def step(self, actions: NDArray[np.int64]) -> Step: ...
 
     def advise(self, teacher: int) -> NDArray[np.int64]:
-        """[N] what one of the environment's `teachers` (heuristics) would do now; changes nothing."""
+        """[N] what one of the environment's `teachers` (heuristics) would do now; changes no episode.
+
+        A teacher that takes turns or draws lots does so from decision to decision.
+        """
         ...
 
     def set_difficulty(self, difficulty: dict[str, Any]) -> None:

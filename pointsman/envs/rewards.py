@@ -10,7 +10,7 @@ Limits on tails (experiments/objective.py) are no terms of the reward: their pri
 (training/prices.py). What is earned at a price of 1 comes beside the reward, by limit, in a unit that is the
 same everywhere: a policy whose tail is half as heavy as the reference's earns 0.5 a second.
 
-`delta`, `instant` and `hybrid` are the rewards that earlier attempts used and failed with; they stay
+`delta`, `instant` and `hybrid` look natural and do not teach (docs/results/ablation.md shows it); they stay
 available so that the failure can be reproduced.
 """
 
@@ -30,7 +30,7 @@ from pointsman.spec import Spec
 Array = NDArray[np.float64]
 
 FLAT_SLOPE = 0.05  # of tanh; below it, better and worse look the same
-SMOOTHING_S = 5.0  # of the latency and the throughput that the original rewards look at
+SMOOTHING_S = 5.0  # of the latency and the throughput that `delta`, `instant` and `hybrid` look at
 
 
 class RewardTotals(NamedTuple):

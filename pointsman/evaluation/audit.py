@@ -141,62 +141,29 @@ def record(
 def record_in(
     env: EntityEnv, policies: Sequence[str], num_decisions: int, seed: int, advance: Advance | None
 ) -> dict[str, Samples]:
-    """Observations by group. `policies`: the first of the environment's teachers."""
+    """Observations by group. `policies`: the first of the environment's teachers.
+
+    Environment i belongs to group i % G and to policy i // G.
+    """
     if num_decisions < 1:
         raise InputError("--decisions", num_decisions, "is not positive", "use some thousands")
     num_steps = -(-num_decisions // env.num_envs)
-    drivers = Drivers(env, policies, seed)
+    policy_of_env = np.arange(env.num_envs) // len(env.groups)
+    rows = np.arange(env.num_envs)
     kept: list[list[Samples]] = [[] for _ in env.groups]
     observation = env.reset(seed)
     group_of_env = np.arange(env.num_envs) % len(env.groups)
     for _ in range(num_steps):
         for group, parts in enumerate(kept):
             parts.append(_rows(observation, group_of_env == group))
-        observation = env.step(drivers.decide(observation)).observation
+        advice = np.array([env.advise(policy) for policy in range(len(policies))])
+        observation = env.step(advice[policy_of_env, rows]).observation
         if advance:
             advance(1 / num_steps)
     return {
         name: Samples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
         for name, parts in zip(env.groups, kept, strict=True)
     }
-
-
-class Drivers:
-    """Who decides where: environment i belongs to scenario i % G and to policy i // G.
-
-    Advice does not change the one who gives it, so those who draw or take turns would repeat themselves:
-    they are played here.
-    """
-
-    def __init__(self, env: EntityEnv, policies: Sequence[str], seed: int) -> None:
-        self.env = env
-        self.kinds = policies
-        self.of_env = np.arange(env.num_envs) // len(env.groups)
-        self.rng = np.random.default_rng(seed)
-        self.num_decisions = 0
-
-    def decide(self, observation: Observation) -> NDArray[np.int64]:
-        """[N] actions, all legal."""
-        mask = observation.action_mask
-        actions: NDArray[np.int64] = np.zeros(len(mask), np.int64)
-        for index, kind in enumerate(self.kinds):
-            if kind == "random":
-                chosen = (self.rng.random(mask.shape) * mask).argmax(axis=1)
-            elif kind == "round-robin":
-                chosen = _next_legal(mask, observation.entity_mask.sum(axis=1), self.num_decisions)
-            else:
-                chosen = self.env.advise(index)
-            is_its = self.of_env == index
-            actions[is_its] = chosen[is_its]
-        self.num_decisions += 1
-        return actions
-
-
-def _next_legal(mask: NDArray[np.bool_], num_replicas: NDArray[np.int64], turn: int) -> NDArray[np.int64]:
-    """[N] the replica whose turn it is, or the first legal one where it may not be taken."""
-    wanted = 1 + turn % num_replicas
-    is_legal = mask[np.arange(len(mask)), wanted]
-    return np.where(is_legal, wanted, mask.argmax(axis=1))
 
 
 def _rows(observation: Observation, envs: NDArray[np.bool_]) -> Samples:

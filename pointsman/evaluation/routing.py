@@ -7,7 +7,8 @@ says how far beyond each limit the policy is in each scenario, which the prices 
 `evaluation.select: worst-block`, it is the return of the worst block that counts instead of the mean.
 
 Columns named as metrics are their values, means over scenarios and blocks; of a baseline behind a slash.
-`eval_change/<metric>` is the change against least-outstanding, geometric mean over scenarios.
+`eval_change/<metric>` is the change against least-outstanding, geometric mean over scenarios. There is no
+share of illegal actions: compiled decisions take the best of the legal ones, so it would always be 0.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ RIVALS = ("random", "round-robin")
 NUM_THREADS = 2
 # What a log shows of the policy and of the baselines, under the names of experiments/metrics.py.
 SHOWN = (
-    *(f"{latency}_{part}_s" for latency in ("ttft", "e2e") for part in ("mean", "p50", "p95", "p99")),
+    *(f"{latency}_{part}_s" for latency in ("ttft", "e2e") for part in ("mean", "p50", "p90", "p95", "p99")),
+    "tbt_p99_s",
     "requests_per_s",
+    "goodput_per_s",
     "imbalance_cv",
+    "preemptions",
 )
 COUNTS = ("decisions", "num_requests", "resent")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pointsman.compiled.jit import entry_point
+from pointsman.compiled.random import mix
 from pointsman.jobs.heuristics import choose, require_room
 from pointsman.jobs.kernel import begin, decide, step
 from pointsman.jobs.observation import fill_privileged, observe
@@ -46,10 +47,11 @@ def look(clusters, lookahead, entities, context, entity_mask, legal, privileged,
 
 @entry_point
 def advise(clusters, policies, actions, first, last):
-    """actions [N]: what each policy would do now; the clusters' random numbers stay as they are."""
+    """actions [N]: what each policy would do now; nothing changes. Lots are drawn anew at every step."""
     for i in range(first, last):
         sim = clusters[i]
         require_room(sim, policies[i])
         rng = sim.rng
+        sim.rng = 1 + mix(rng + sim.num_steps)
         actions[i] = choose(sim, policies[i])
         sim.rng = rng

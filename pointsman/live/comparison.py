@@ -35,6 +35,7 @@ from pointsman.router.keys import BACKEND_KEY
 from pointsman.routing.policy import PolicySpec
 from pointsman.spec import parse_spec
 from pointsman.workload import Workload
+from pointsman.workload.replay import take
 from pointsman.workload.workload import clip_tokens
 
 SAMPLE_EVERY_S = 1.0
@@ -136,21 +137,9 @@ def parts_of(workload: Workload, num_parts: int) -> list[Workload]:
     """Cut a trace into parts of equal length, each of which begins at time 0."""
     if len(workload) < num_parts:
         raise InputError("--seeds", num_parts, f"the trace has {len(workload)} requests", "use fewer")
-    bounds = np.linspace(0, len(workload), num_parts + 1).astype(int)
-    return [
-        replace(
-            workload,
-            arrived_at=workload.arrived_at[first:last] - workload.arrived_at[first],
-            num_prefill_tokens=workload.num_prefill_tokens[first:last],
-            num_decode_tokens=workload.num_decode_tokens[first:last],
-            session=workload.session[first:last],
-            request_id=workload.request_id[first:last],
-            chain_start=workload.chain_start[first:last],
-            chain_length=workload.chain_length[first:last],
-            answer_key=workload.answer_key[first:last],
-        )
-        for first, last in pairwise(bounds)
-    ]
+    bounds = np.linspace(0, len(workload), num_parts + 1).astype(int).tolist()
+    parts = [take(workload, slice(first, last)) for first, last in pairwise(bounds)]
+    return [replace(part, arrived_at=part.arrived_at - part.arrived_at[0]) for part in parts]
 
 
 def clipped_to(workloads: Sequence[Workload], max_tokens: int) -> list[Workload]:

@@ -109,7 +109,13 @@ def _learning(record: RunRecord) -> Section:
     counts = {name: int(np.nansum(record.column(name))) for name in ("interventions", "alerts")}
     said = (counted(counts["interventions"], "intervention"), counted(counts["alerts"], "alert"))
     lines.append(f"{said[0]} in exploration, {said[1]}.")
-    return Section("Learning", paragraphs(lines), figures)
+    body = paragraphs(lines)
+    if record.news:
+        news = escape("\n".join(record.news))
+        body += folded(
+            "What was changed on the way, and why: stages of a curriculum, too", f"<pre>{news}</pre>"
+        )
+    return Section("Learning", body, figures)
 
 
 def _reward(record: RunRecord) -> Section:

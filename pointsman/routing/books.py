@@ -55,7 +55,6 @@ Array = NDArray[Any]
 MAX_PROMPT = 2**31 - 1
 FIRST_CAPACITY = 1024  # tickets; doubles when it is full
 RECALIBRATE_S = 2.0  # it takes a millisecond or two
-FORGET_EVERY = 256  # finished requests without news of a replica
 LEARN_PROMPT = 0.02  # weight of a finished request in the correction of prompt lengths
 FREE, OPEN, ORPHAN = range(3)  # state of a ticket; an orphan's replica was removed
 
@@ -89,7 +88,6 @@ class Books:
         self.prompt_scale = 1.0  # true over estimated length of prompts, by the servers' own counts
         self._num_finished = 0
         self._recalibrated_at = -math.inf
-        self._forget_at = FORGET_EVERY
         self._names: list[str] = []  # by row, as the next three
         self._slots: list[int] = []
         self._estimators: list[Estimator] = []
@@ -278,13 +276,8 @@ class Books:
 
     def _recalibrate(self, now: float) -> None:
         self._recalibrated_at = now
-        is_time_to_forget = self._num_finished >= self._forget_at
-        if is_time_to_forget:
-            self._forget_at = self._num_finished + FORGET_EVERY
         for estimator, account in zip(self._estimators, self._accounts, strict=True):
-            estimator.take_news(int(account.num_windows))
-            if is_time_to_forget:
-                estimator.forget_if_old()
+            estimator.take_news(int(account.num_windows), self._num_finished)
         self._calibrate()
 
     def failed(self, ticket: int, now: float) -> None:
@@ -333,13 +326,18 @@ class Books:
         """A server's counters: prompt tokens looked up in its cache, and found; -> was it started anew?"""
         if not (math.isfinite(queries) and math.isfinite(hits)):
             return False
-        return bool(self._record_counters(self.address, self._rows[slot], queries, hits))
+        row = self._rows[slot]
+        is_new = bool(self._record_counters(self.address, row, queries, hits))
+        if is_new:
+            self._estimators[row].was_restarted()
+        return is_new
 
     def was_away(self, slot: int) -> None:
         """The server did not answer: without counters that would tell, it may have been started anew."""
         row = self._rows[slot]
         if self._accounts[row].counted_queries == 0.0:
             streams.record_lost_cache(self.address, row)
+            self._estimators[row].was_restarted()
 
     def replica_signals(self, slot: int) -> dict[str, float]:
         """What is known of a replica, by name; derived signals as of the last decision that needed them."""

@@ -14,9 +14,12 @@ what the router was told, else at those of Llama-3-8B on one A100, and are estim
   share the server says is in use: the median, unless that is about what was told.
 
 Replicas that cannot be told apart get the same figures: a difference of a few per cent is noise, and would
-send all traffic of a quiet hour to one of two equal servers. Those that were said to be different stay so. A
-replica that nothing new was seen of, while the others served some hundreds of requests, gets what was told,
-or else what is usual among them: a wrong estimate must not be the reason why it is never corrected.
+send all traffic of a quiet hour to one of two equal servers. Those that were said to be different stay so.
+
+What was learned of a replica stays until traffic corrects it. While nothing new is seen of it and the others
+serve, its standard error grows, up to MAX_STALE_ERROR: two equal servers stay equal, and a slow one stays
+slow. A replica that was started anew is probably what it was, but a few new windows outweigh what was learned
+before.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ MIN_WEIGHT = 2.0  # windows that an estimate needs
 NUM_RESIDUALS, MAX_RESIDUAL = 8, 0.25  # the last windows, and by how much they may all be off
 NUM_FIRST_TOKENS = 16  # the latest, between two looks at what is new
 PRIOR_WEIGHT, PRIOR_ERROR = 4.0, 0.2  # of what was told, in windows, each so far off
+RESTART_WEIGHT = 10.0  # of what was seen before the server was started anew, at most
 FIRST_ERROR = 0.1  # of a window, until some were seen
+STALE_ERROR, MAX_STALE_ERROR = 1e-4, 0.1  # more for each request that others finished since the last news
 KV_DOUBT = math.log(1.25)  # a KV memory that is found to be nearer than this to what was told is that
 NUM_SAMPLES = 64  # of the KV memory, the latest
 MIN_SAMPLES = 8
@@ -141,6 +146,14 @@ class SpeedFit:
             self._take(row, weight)
         self._last.clear()
 
+    def doubt(self) -> None:
+        """What was seen counts no more than RESTART_WEIGHT windows."""
+        share = min(1.0, RESTART_WEIGHT / max(self.weight, 1e-9))
+        self._matrix -= (1.0 - share) * (self._matrix - np.diag(self._prior))
+        self._vector -= (1.0 - share) * (self._vector - self._prior)
+        self.weight *= share
+        self._last.clear()
+
     def _scale(self) -> float:
         """How much slower than the units say, if all three are so alike."""
         return float(self._vector[:3].sum() / max(self._matrix[:3, :3].sum(), 1e-30))
@@ -189,9 +202,6 @@ class Estimate(NamedTuple):
     has_reported_kv: bool = False  # its KV memory is what the server says
 
 
-NOTHING_SEEN = Estimate({}, math.inf)
-
-
 class Estimator:
     """The latest observations of one replica. `told`: what is said of it, of FIGURES."""
 
@@ -201,12 +211,18 @@ class Estimator:
         self._reported_kv: float | None = None
         self._capacities: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._first_tokens: deque[tuple[int, float, float]] = deque(maxlen=NUM_FIRST_TOKENS)
-        self._is_news = False
         self.windows = np.zeros((NUM_WINDOWS, 4))  # written by the books
         self._num_windows = 0  # read of those
+        self._num_finished = self._num_seen = 0  # requests of all replicas: now, and at the last news
 
-    def take_news(self, num_written: int) -> None:
-        """Fit what is new: first tokens, and `windows`, where `num_written` were written in turn."""
+    def take_news(self, num_written: int, num_finished: int) -> None:
+        """Fit what is new: first tokens, and `windows`, where `num_written` were written in turn.
+
+        `num_finished`: requests of all replicas so far.
+        """
+        self._num_finished = num_finished
+        if self._first_tokens or num_written > self._num_windows:
+            self._num_seen = num_finished
         for num_prompt, ttft_s, num_decoding in self._first_tokens:
             self._fit.add((1.5, 1.5 * num_decoding, num_prompt, 1.0), ttft_s, FIRST_TOKEN_WEIGHT)
         self._first_tokens.clear()
@@ -218,7 +234,6 @@ class Estimator:
         """`streams`: those that decoded, summed over the steps."""
         others = max(0.0, streams - num_steps)
         self._fit.add((num_steps, others, prompt_tokens, 0.0), elapsed_s, min(2.0, num_steps / FULL_WINDOW))
-        self._is_news = True
 
     def saw_first_token(self, num_prompt: int, ttft_s: float, num_decoding: float) -> None:
         """A request that found nobody waiting took half a step until it began, on average, and its own.
@@ -227,7 +242,6 @@ class Estimator:
         """
         if num_prompt >= MIN_PROMPT_TOKENS:
             self._first_tokens.append((num_prompt, ttft_s, num_decoding))
-            self._is_news = True
 
     def saw_gauges(self, num_booked_tokens: float, kv_use: float) -> None:
         if kv_use >= MIN_KV_USE and num_booked_tokens > 0:
@@ -254,15 +268,17 @@ class Estimator:
         if reported is not None:
             bounded[KV] = reported
         source: Source = "measured" if fit.weight >= MIN_WEIGHT else "told" if fit.is_sure else "assumed"
-        error, errors = (fit.error(), fit.errors()) if fit.is_sure else (math.inf, NO_FIGURES)
-        return Estimate(bounded, error, source, told, errors, reported is not None)
+        if not fit.is_sure:
+            return Estimate(bounded, math.inf, source, told, NO_FIGURES, reported is not None)
+        stale = min(MAX_STALE_ERROR, STALE_ERROR * (self._num_finished - self._num_seen))
+        errors = {name: math.hypot(error, stale) for name, error in fit.errors().items()}
+        return Estimate(bounded, math.hypot(fit.error(), stale), source, told, errors, reported is not None)
 
-    def forget_if_old(self) -> None:
-        """Start anew if nothing was seen since this was last called."""
-        if not self._is_news:
-            self._fit = SpeedFit(self._told)
-            self._capacities.clear()
-        self._is_news = False
+    def was_restarted(self) -> None:
+        """The server may have other settings now, or another neighbour on its GPU."""
+        self._fit.doubt()
+        self._capacities.clear()
+        self._first_tokens.clear()
 
 
 def pooled(estimates: Sequence[Estimate]) -> list[Figures]:

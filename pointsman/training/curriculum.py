@@ -71,6 +71,7 @@ class Curriculum:
 
     def stage(self, fraction_done: float, eval_metrics: Mapping[str, float]) -> dict[str, Any] | None:
         """The difficulty to set now, complete; None: as it is."""
+        self._check_metrics(eval_metrics)
         before = self.index
         while self.index + 1 < len(self.spec.stages) and self._is_due(fraction_done, eval_metrics):
             self.index += 1
@@ -97,10 +98,14 @@ class Curriculum:
         if following.from_fraction is not None and fraction_done >= following.from_fraction:
             return True
         wanted = following.from_metrics
-        if not wanted or not eval_metrics:
-            return False
-        for name in wanted:
-            if name not in eval_metrics:
-                where, known = f"{STAGES}.{self.index + 1}.from_metrics", ", ".join(sorted(eval_metrics))
-                raise InputError(where, name, "no metric of the evaluation", f"there are: {known}")
-        return all(eval_metrics[name] >= least for name, least in wanted.items())
+        return bool(wanted and eval_metrics) and all(
+            eval_metrics[name] >= least for name, least in wanted.items()
+        )
+
+    def _check_metrics(self, eval_metrics: Mapping[str, float]) -> None:
+        """A stage that can never begin is an error at the first evaluation, not when it would be due."""
+        for index, stage in enumerate(self.spec.stages):
+            for name in stage.from_metrics:
+                if eval_metrics and name not in eval_metrics:
+                    where, known = f"{STAGES}.{index}.from_metrics", ", ".join(sorted(eval_metrics))
+                    raise InputError(where, name, "no metric of the evaluation", f"there are: {known}")

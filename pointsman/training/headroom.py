@@ -1,8 +1,7 @@
 """What is there to gain? Random, round-robin and every heuristic play for the reward before anything learns.
 
 If the baseline already earns what the best of them does, or if rewards are flat or zero most of the time, a
-policy cannot learn from them to be better, however long it trains. That is how the earlier attempts failed,
-and a minute's look beforehand would have shown it.
+policy cannot learn from them to be better, however long it trains. A minute's look beforehand shows it.
 
 All start from the same seed: the same arrivals, and the same states to begin with. Letters: T, N, A as
 everywhere; G groups.
@@ -189,7 +188,7 @@ class Headroom:
 def find_headroom(env: EntityEnv, num_steps: int, seed: int) -> Headroom:
     """Let random, round-robin and every teacher decide `num_steps` times in each environment."""
     ways: dict[str, Choose] = {name: by_teacher(env, index) for index, name in enumerate(env.teachers)}
-    # Ours, even where they are teachers: advice changes nothing, so it is neither random nor takes turns.
+    # These two for every problem, whoever its teachers are.
     ways |= {"round-robin": in_turn(), RANDOM: at_random(seed)}
     plays = {name: play(env, choose, num_steps, seed) for name, choose in ways.items()}
     every = np.concatenate([result.raw.ravel() for result in plays.values()])

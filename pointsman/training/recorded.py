@@ -1,11 +1,12 @@
 """Environments that can be brought back to where they were.
 
 Their state cannot be saved, but it follows from the seed of the last reset and the actions since: those are
-kept, and played again.
+kept, and played again. So is who was asked for advice: teachers that take turns or draw lots go on with it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ class EnvRecording(NamedTuple):
     difficulty: dict[str, Any]  # before the reset
     changes: list[tuple[int, dict[str, Any]]]  # of the difficulty since: (steps done, what was set)
     actions: list[NDArray[np.int16]]  # [N] each
+    asked: list[tuple[int, int]]  # (steps done, teacher)
 
 
 class RecordedEnv:
@@ -30,18 +32,22 @@ class RecordedEnv:
     def __init__(self, env: EntityEnv) -> None:
         self.env = env
         self.difficulty: dict[str, Any] = {}  # as set last
-        self.recording = EnvRecording(0, {}, [], [])
+        self.recording = EnvRecording(0, {}, [], [], [])
 
     def restart(self, seed: int) -> None:
         """Start all environments anew, and the recording with them."""
         self.observation = self.env.reset(seed)
         self.is_start = np.ones(self.env.num_envs, np.bool_)
-        self.recording = EnvRecording(seed, dict(self.difficulty), [], [])
+        self.recording = EnvRecording(seed, dict(self.difficulty), [], [], [])
 
     def set_difficulty(self, difficulty: dict[str, Any]) -> None:
         self.difficulty = difficulty
         self.env.set_difficulty(difficulty)
         self.recording.changes.append((len(self.recording.actions), difficulty))
+
+    def advise(self, teacher: int) -> NDArray[np.int64]:
+        self.recording.asked.append((len(self.recording.actions), teacher))
+        return self.env.advise(teacher)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         self.recording.actions.append(actions.astype(np.int16))
@@ -54,8 +60,10 @@ class RecordedEnv:
         if recording.difficulty:
             self.set_difficulty(recording.difficulty)
         self.restart(recording.seed)
-        changes = dict(recording.changes)
+        changes, asked = dict(recording.changes), deque(recording.asked)
         for step, actions in enumerate(recording.actions):
             if step in changes:
                 self.set_difficulty(changes[step])
+            while asked and asked[0][0] == step:
+                self.advise(asked.popleft()[1])
             self.step(actions.astype(np.int64))

@@ -39,6 +39,7 @@ from pointsman.files import output_dir, replace_file
 from pointsman.inference.checkpoint import Checkpoint, save_checkpoint, space_to_json
 from pointsman.plain import provenance, to_json
 from pointsman.training.config import TrainConfig, load_train_config, to_yaml, with_rollouts
+from pointsman.training.curriculum import Curriculum
 from pointsman.training.exploration import Event
 from pointsman.training.files import read_state, write_state
 from pointsman.training.headroom import Headroom, find_headroom
@@ -278,8 +279,13 @@ class Run:
         return self._outlook.fraction_done < 1.0
 
     def check_headroom(self) -> None:
-        """Whether there is anything to gain; shown, and written with the first result."""
+        """Whether there is anything to gain; shown, and written with the first result.
+
+        It may take a minute: a stage of the curriculum that makes no sense is said before.
+        """
         env = make_env(self.config.env, NUM_HEADROOM_ENVS)
+        if self.config.curriculum is not None:
+            Curriculum(self.config.curriculum).check(env)
         self._headroom = find_headroom(env, self.config.run.headroom_steps, self.config.run.seed)
         self._started = time.monotonic() - self._compiled.elapsed_s
         self.show.headroom(self._headroom)

@@ -132,7 +132,7 @@ class Trainer:
         metrics |= {f"time/{name}": value for name, value in timings.items()}
         metrics |= {"time/update_s": now - rolled_out} | self.prices.metrics() | self.going_back.metrics()
         if self.curriculum is not None:
-            metrics["stage"] = float(self.curriculum.index)
+            metrics["stage"] = float(self.curriculum.index + 1)  # counted from 1, as in the news
         metrics["steps_per_s"] = self.config.run.steps_per_update / (now - started)
         metrics = self._merge(metrics, self.buffers.episodes)
         self.num_updates += 1
@@ -158,7 +158,7 @@ class Trainer:
             buffers.actions[t], buffers.logp[t] = made.actions, made.logp
             buffers.greedy_actions[t] = made.greedy_actions
             acted = clock()
-            advice = self.teachers.advise(self.env.env) if knobs.imitation_coef > 0 else None
+            advice = self.teachers.advise(self.env) if knobs.imitation_coef > 0 else None
             step = self.env.step(buffers.actions[t])
             if advice is not None:
                 luck = torch.rand(buffers.num_envs, dtype=torch.float64, generator=self.generator).numpy()

@@ -30,17 +30,19 @@ from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.routing.policy import PolicySpec
 from pointsman.spec import Spec, parse_spec
 from pointsman.training.buffers import Buffers
+from pointsman.training.flat import Adam, FlatGradients
 from pointsman.training.headroom import Choose, at_random, by_teacher, play
 from pointsman.training.losses import entropy_of, policy_logp
 from pointsman.training.minibatches import shuffled, shuffled_sequences
 from pointsman.training.networks import PolicyNetwork, TensorObservation
 from pointsman.training.passes import make_pass
 from pointsman.training.ranks import Ranks
+from pointsman.training.recorded import RecordedEnv
 
 ROUND_STEPS = 64  # T of a round
 SEQUENCE_LENGTH = 16  # of recurrent networks
 MAX_GRAD_NORM = 1.0
-STUDENT, TEACHER, CHANCE = range(3)
+ADAM_EPS = 1e-8
 NEAR_UNIFORM = 0.9  # entropy, as a share of the most there can be
 # What a warm start tells of rewards, and in which words.
 EARNED = {
@@ -88,7 +90,7 @@ class Teachers:
         self.weights = np.asarray(weights, np.float64)
         self._used = np.flatnonzero(self.weights.any(axis=0))
 
-    def advise(self, env: EntityEnv) -> NDArray[np.int64]:
+    def advise(self, env: EntityEnv | RecordedEnv) -> NDArray[np.int64]:
         """[used, N] what each teacher with a weight would do now."""
         return np.stack([env.advise(int(teacher)) for teacher in self._used])
 
@@ -247,15 +249,14 @@ def warm_start(
     teachers = choose_teachers(env, spec, choosing, ranks)
     classroom = Classroom(network, env, teachers, training)
     num_rounds = max(1, round(spec.decisions / (ROUND_STEPS * env.num_envs * ranks.size)))
-    optimizer = torch.optim.Adam(network.parameters(), lr=spec.learning_rate, fused=True)
+    optimizer, flat = Adam(network, ADAM_EPS), FlatGradients(network)
     loss = float("nan")
     for index in range(num_rounds):
-        for group in optimizer.param_groups:
-            group["lr"] = spec.learning_rate * 0.05 ** (index / num_rounds)
+        learning_rate = spec.learning_rate * 0.05 ** (index / num_rounds)
         data = classroom.collect(spec.actors)
         network.observe(data.seen.flatten(), ranks.total)
-        loss = _learn(network, optimizer, data, spec, classroom.generator, ranks)
-    optimizer.zero_grad(set_to_none=True)
+        loss = _learn(network, optimizer, flat, learning_rate, data, spec, classroom.generator, ranks)
+    network.zero_grad(set_to_none=True)
     classroom.enter(judging)
     metrics = _judge(network, classroom.collect(ActorShares(student=1, teacher=0, chance=0)), env, ranks)
     return teachers, {"clone_loss": loss, **metrics, **classroom.earned(judging, ranks)}
@@ -279,7 +280,9 @@ def doubt(metrics: Mapping[str, float]) -> str | None:
 
 def _learn(
     network: PolicyNetwork,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Adam,
+    flat: FlatGradients,
+    learning_rate: float,
     data: Round,
     spec: WarmStartSpec,
     generator: torch.Generator,
@@ -290,15 +293,12 @@ def _learn(
     for _ in range(spec.num_epochs):
         losses.clear()
         for logits, labels, mask in _minibatches(network, data, spec.minibatch_size // ranks.size, generator):
-            optimizer.zero_grad(set_to_none=True)
             loss = cross_entropy(logits, labels, mask, spec.smoothing)
+            flat.gradients.zero_()
             torch.autograd.backward(loss)
-            parameters = [parameter for parameter in network.parameters() if parameter.grad is not None]
-            for parameter in parameters:
-                assert parameter.grad is not None
-                ranks.average_tensor_(parameter.grad)
-            torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
-            optimizer.step()
+            ranks.average_tensor_(flat.gradients)
+            flat.clip(MAX_GRAD_NORM)
+            optimizer.step(flat.gradients, learning_rate)
             losses.append(float(loss.detach()))
     return float(np.mean(ranks.gather(np.mean(losses))))
 

@@ -245,6 +245,12 @@ def test_a_rule_is_silent_where_it_only_looks_like_it(name: str) -> None:
     assert found(SPARES[name]).get(name, "note") == "note"
 
 
+def test_an_update_that_was_compiled_first_does_not_make_a_run_slow() -> None:
+    columns = healthy()
+    columns["time/update_s"][0] *= 10_000
+    assert "slower-than-the-environment" not in found(make(columns))
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_noise_alone_triggers_nothing(seed: int) -> None:
     diagnosis = diagnose(make(healthy(seed)))

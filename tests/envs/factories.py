@@ -12,6 +12,7 @@ from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.spec import parse_spec
 
 POLICY_SEES = ("entities", "context", "entity_mask", "action_mask")
+CROWDED: dict[str, Any] = {"scenarios": ["overload", "tight-memory"], "warmup_requests": 1500}
 
 
 def make_env(num_envs: int = 4, **fields: Any) -> RoutingEnv:

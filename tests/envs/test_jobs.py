@@ -167,6 +167,21 @@ def test_skipping_leaves_decisions_only() -> None:
     assert lengths > 1.2 * num_decisions  # steps, of which there are more
 
 
+def test_a_teacher_that_draws_lots_draws_others_at_every_step() -> None:
+    """Of as many jobs that fit, it does not name the same one for a whole episode."""
+    env = make_env(num_envs=1, teachers=["random-feasible"], num_gpus=64)
+    seen, num_episodes = env.reset(3), 0
+    named: dict[tuple[int, int], set[int]] = {}  # by episode and number of jobs that fit
+    for _ in range(60):
+        legal, advice = np.flatnonzero(seen.action_mask[0, 1:]), env.advise(0)
+        if len(legal):
+            place = int(np.searchsorted(legal, advice[0] - 1))
+            named.setdefault((num_episodes, len(legal)), set()).add(place)
+        step = env.step(np.zeros(1, np.int64))
+        seen, num_episodes = step.observation, num_episodes + len(step.episodes)
+    assert max(map(len, named.values())) > 2
+
+
 def test_teachers_advise_what_is_legal_and_change_nothing() -> None:
     env = make_env(teachers=["random-feasible", "wide-and-short"], noop_price=0.0)
     assert env.teachers == ("random-feasible", "wide-and-short", "sjf")

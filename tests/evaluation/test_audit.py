@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pointsman.envs.entity import Step
 from pointsman.envs.routing import RoutingEnv, RoutingSpec
 from pointsman.errors import InputError
-from pointsman.evaluation.audit import Audited, Drivers, Samples, audit, record, summarise
+from pointsman.evaluation.audit import Audited, Samples, audit, record, record_in, summarise
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 from pointsman.routing.policy import PolicySpec
 from pointsman.simulator.privileged import PRIVILEGED_FEATURES
@@ -79,21 +80,24 @@ def test_rollouts_cover_every_scenario_and_leave_padding_out() -> None:
     assert len(np.unique(recorded["mixed-hardware"].entities[:, speed])) == 2
 
 
-def test_policies_that_draw_or_take_turns_do_so() -> None:
+def test_each_policy_decides_in_environments_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ("random", "round-robin", "least-outstanding")
     policies = [PolicySpec(kind=kind) for kind in kinds]
     spec = RoutingSpec.model_validate(
         {"teachers": policies, "max_replicas": 5, "warmup_requests": 10, "reward": {"scale": "none"}}
     )
     env = RoutingEnv(spec, 3)
-    drivers = Drivers(env, kinds, 0)
-    seen = env.reset(0)
     actions = []
-    for _ in range(24):
-        outstanding = seen.entities[2, :4, 0].copy()
-        actions.append(drivers.decide(seen))
-        assert outstanding[actions[-1][2] - 1] == outstanding.min()
-        seen = env.step(actions[-1]).observation
+    step = env.step
+
+    def watched(taken: np.ndarray) -> Step:
+        outstanding = env._observation.entities[2, :4, 0]
+        assert outstanding[taken[2] - 1] == outstanding.min()
+        actions.append(taken)
+        return step(taken)
+
+    monkeypatch.setattr(env, "step", watched)
+    record_in(env, kinds, 3 * 24, 0, None)
     drawn, turns, _ = np.array(actions).T
     assert turns.tolist() == [1, 2, 3, 4] * 6
     assert set(drawn.tolist()) == {1, 2, 3, 4}

@@ -41,6 +41,8 @@ def test_values_are_in_their_units_for_the_policy_and_the_baselines() -> None:
         assert metrics[f"eval_{name}"] == pytest.approx(float(table[name].mean()))
         assert metrics[f"eval_{name}/least-outstanding"] == pytest.approx(float(baseline[name].mean()))
         assert f"eval_{name}/random" in metrics
+    for name in ("ttft_p90_s", "e2e_p95_s", "tbt_p99_s", "goodput_per_s", "imbalance_cv", "preemptions"):
+        assert f"eval_{name}/round-robin" in metrics
     ratios = table["ttft_p99_s"].mean(axis=1) / baseline["ttft_p99_s"].mean(axis=1)
     assert metrics["eval_change/ttft_p99_s"] == pytest.approx(np.exp(np.log(ratios).mean()) - 1)
     assert "eval_invalid_frac" not in metrics

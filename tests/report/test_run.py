@@ -56,6 +56,7 @@ def test_page_has_everything(report: RunReport) -> None:
         "git revision",
         "Warning: most rewards are &lt;zero&gt;.",
         "1 intervention in exploration, 1 alert.",
+        "<pre>update 20: temperature 1 → 1.5, plateau\nupdate 30: KL &lt;too&gt; far</pre>",
         "The run has not reached its end.",
     ):
         assert text in html, text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 from typing import Any
 
-from pointsman.routing.calibration import NOTHING_SEEN, Estimate
+from pointsman.routing.calibration import Estimate
 from pointsman.routing.decider import RequestToPlace
 from pointsman.routing.signals import SIGNALS
 
@@ -91,7 +92,7 @@ class FakeBooks:
         return known["step_floor_s"], known["decode_s_per_token"], known["prefill_s_per_token"]
 
     def estimate(self, slot: int) -> Estimate:
-        return self.estimates.get(slot, NOTHING_SEEN)
+        return self.estimates.get(slot, Estimate({}, math.inf))
 
     def of_kind(self, kind: str) -> list[tuple[Any, ...]]:
         return [event for event in self.events if event[0] == kind]

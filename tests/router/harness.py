@@ -12,14 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 
 from pointsman.router.config import Backend, Settings
-from pointsman.router.server import Parts, Router
+from pointsman.router.http.downstream import ClientConnection
+from pointsman.router.http.limits import Limits
+from pointsman.router.keys import Keys
+from pointsman.router.operations.admin import Admin
+from pointsman.router.server import Parts, Router, port_of
 from tests.router.fakes import FakeBooks, FakeDecider
 from tests.router.mock import Behaviour, Mock, mocks, ok
 
 Scenario = Callable[[], Awaitable[None]]
 CHAT = "/v1/chat/completions"
+SECRET = "sk-very-secret"
 # Checks in the background would change what a test counts: only tests that need them speed them up.
 QUIET = {"health_interval_s": 3600, "scrape_interval_s": 3600, "models_interval_s": 3600, "slow_start_s": 0}
 
@@ -172,3 +178,37 @@ async def until(condition: Callable[[], bool], within_s: float = 3.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+def metric_values(text: bytes) -> dict[tuple[str, ...], float]:
+    """Name and label values, in the order of the labels' names -> value."""
+    return {
+        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+@asynccontextmanager
+async def admin(c: Cluster, keys: Keys | None = None) -> AsyncIterator[Any]:
+    """A function that asks the admin API."""
+    service = Admin(c.router, keys or Keys([]))
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: ClientConnection(service, Limits()), "127.0.0.1", 0)
+
+    async def ask(method: str, path: str, body: Any = None, headers: str = "") -> Answered:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server))
+        wire = Wire(reader, writer)
+        data = json.dumps(body).encode() if body is not None else b""
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(data)}\r\n\r\n"
+        await wire.send(head.encode() + data)
+        try:
+            return await wire.answer()
+        finally:
+            writer.close()
+
+    try:
+        yield ask
+    finally:
+        server.close()
+        await until(lambda: not service.clients)

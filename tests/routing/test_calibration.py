@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from simulator.factories import make_cluster, random_workload
@@ -10,7 +12,6 @@ from pointsman.routing.books import Books
 from pointsman.routing.calibration import (
     FIGURES,
     LOWEST,
-    NOTHING_SEEN,
     SPEEDS,
     USUAL,
     Estimate,
@@ -19,6 +20,8 @@ from pointsman.routing.calibration import (
 )
 
 from .recording import Decision, record, replay
+
+NOTHING_SEEN = Estimate({}, math.inf)
 
 
 def windows_of(estimator: Estimator, floor_s: float, decode_s: float, prefill_s: float, count: int) -> None:
@@ -45,7 +48,7 @@ def test_too_little_says_nothing_and_nothing_is_faster_than_the_lowest() -> None
     for _ in range(3):
         estimator.saw_first_token(1000, 0.1, 0.0)
         estimator.saw_gauges(100, 0.5)
-    estimator.take_news(0)
+    estimator.take_news(0, 3)
     assert estimator.estimate() == NOTHING_SEEN
     windows_of(estimator, 1e-6, 1e-9, 1e-9, count=50)
     for _ in range(50):
@@ -67,7 +70,6 @@ def test_what_a_server_says_of_its_memory_is_so_unless_something_was_told() -> N
     assert estimator.has_capacity(900.0) and not estimator.has_capacity(900.0)
     for _ in range(50):  # prompts that share a prefix are booked twice, and are in memory once
         estimator.saw_gauges(4_000, 0.5)
-    estimator.forget_if_old()
     assert estimator.estimate().figures == {"kv_capacity_tokens": 900.0}
     assert estimator.has_capacity(1_800.0)  # started anew, with another setting
     assert estimator.estimate().figures == {"kv_capacity_tokens": 1_800.0}
@@ -86,13 +88,30 @@ def test_servers_that_say_about_the_same_of_their_memory_are_the_same() -> None:
             assert (one["kv_capacity_tokens"], other["kv_capacity_tokens"]) == sizes
 
 
-def test_what_was_seen_long_ago_is_forgotten() -> None:
-    estimator = Estimator()
-    windows_of(estimator, 0.5, 1e-4, 1e-4, count=20)
-    estimator.forget_if_old()
-    assert estimator.estimate().figures["step_floor_s"] == pytest.approx(0.5, rel=0.05)
-    estimator.forget_if_old()
-    assert estimator.estimate().figures == {}
+def test_a_server_that_was_started_anew_is_what_it_was_until_traffic_says_otherwise() -> None:
+    """It takes few windows then, also where the change is too small to be noticed by itself."""
+    went_on, restarted = Estimator(), Estimator()
+    for estimator in (went_on, restarted):
+        windows_of(estimator, 0.02, 0.0003, 0.00005, count=200)
+    before = restarted.estimate()
+    restarted.was_restarted()
+    after = restarted.estimate()
+    assert after.figures == pytest.approx(before.figures, rel=0.08)
+    assert after.source == "measured" and after.error > 2 * before.error
+    for estimator in (went_on, restarted):
+        windows_of(estimator, 0.024, 0.0003, 0.00005, count=20)
+    assert restarted.estimate().figures["step_floor_s"] == pytest.approx(0.024, rel=0.05)
+    assert went_on.estimate().figures["step_floor_s"] < 0.0225
+
+
+def test_counters_that_begin_anew_are_a_restart() -> None:
+    books = Books(now=0.0)
+    slot = books.add("server")
+    windows_of(books._estimators[0], 0.02, 0.0003, 0.00005, count=200)
+    assert not books.counted(slot, 5000.0, 100.0)
+    error = books._estimators[0].estimate().error
+    assert books.counted(slot, 20.0, 0.0)
+    assert books._estimators[0].estimate().error > 2 * error
 
 
 def test_what_cannot_be_told_apart_is_the_same_and_the_rest_is_not() -> None:

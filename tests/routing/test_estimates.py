@@ -63,8 +63,12 @@ def serve(
     change: tuple[float, Speed] | None = None,
     seed: int = 0,
     told: Sequence[Speed | None] = (None, None),
+    later: tuple[int, Sequence[float]] | None = None,
 ) -> list[tuple[float, int, list[dict[str, float]]]]:
-    """Requests sent at random by `shares`; -> time, number finished and estimates, after each finish."""
+    """Requests sent at random by `shares`; -> time, number finished and estimates, after each finish.
+
+    `later`: from request number so-and-so on by these shares.
+    """
     rng = np.random.default_rng(seed)
     servers = [Server(speed, rng) for speed in speeds]
     slots = [books.add(f"server {k}", one and one._asdict()) for k, one in enumerate(told)]
@@ -80,7 +84,7 @@ def serve(
         if change is not None and now >= change[0]:
             servers[0].speed = change[1]
         if arrival <= servers[k].ends_at:
-            k = int(rng.choice(len(servers), p=shares))
+            k = int(rng.choice(len(servers), p=later[1] if later and num_sent >= later[0] else shares))
             request = {"prompt": int(prompts[num_sent]), "left": int(prompts[num_sent]), "num_output": 0}
             request |= {
                 "output": int(outputs[num_sent]),
@@ -138,6 +142,22 @@ def test_a_server_that_changes_is_noticed_within_half_a_minute() -> None:
     assert before[0]["weight"] == pytest.approx(1.0)
     assert after[0]["step_floor_s"] == pytest.approx(throttled.step_floor_s, rel=0.15)
     assert after[1]["step_floor_s"] == pytest.approx(FAST.step_floor_s, rel=0.1)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_was_learned_stays_while_the_others_serve(is_told: bool) -> None:
+    """A slow server that gets no more requests, as in a conversation that stays where its prefix is."""
+    slow = times(FAST, 2.0)
+    told = (FAST if is_told else None,) * 3
+    books = Books(now=0.0)
+    speeds, shares = (FAST, FAST, slow), (0.4, 0.4, 0.2)
+    seen = serve(books, speeds, 12.0, shares, 1500, told=told, later=(300, (0.5, 0.5, 0.0)))
+    slow_s = typical_step_s(slow._asdict())
+    known, *_, last = (estimates[2] for _, number, estimates in seen if number > 320)
+    assert typical_step_s(known) == pytest.approx(slow_s, rel=0.1)
+    assert typical_step_s(last) == pytest.approx(slow_s, rel=0.1)
+    assert seen[-1][2][0]["weight"] > 1.8 * last["weight"]
+    assert books.estimate(2).error > 0.1 > 3 * books.estimate(0).error, "that it was long ago, is said"
 
 
 def test_servers_that_answer_at_once_are_all_alike() -> None:

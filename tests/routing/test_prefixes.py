@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pointsman.routing.books import Books
 from pointsman.routing.core import Request
 from pointsman.routing.decider import Decider
-from pointsman.routing.hashing import MAX_LINKS, PromptHasher
+from pointsman.routing.hashing import MAX_LINKS, PromptHasher, links_of_blocks
 from pointsman.routing.prefixes import (
     DOUBTED_TOKENS,
     KEEP,
@@ -350,3 +350,14 @@ def test_token_ids_are_blocks_of_tokens() -> None:
     assert links["tokens"].tolist() == [128, 256, 300]
     other = np.frombuffer(hasher.of_tokens([*range(200), 7]), LINK)
     assert (links["key"][:2] == other["key"]).tolist() == [True, False]
+
+
+def test_blocks_that_are_hashed_already_are_known_by_all_before_them() -> None:
+    """As a gateway has them: each by its own tokens, so the same block elsewhere is another prefix."""
+    books = make_books()
+    asker = Decider(books, "least-outstanding")
+    books.sent(0, 65, 0.0, links=links_of_blocks([7, 8, 9, 7], block_tokens=16))
+    for hashes, expected in (([7, 8, 9, 7], 64), ([7, 8, 5], 32), ([8, 9, 7], 0), ([7], 16)):
+        links = links_of_blocks(hashes, block_tokens=16)
+        asker.decide(Request(16 * len(hashes) + 1, arrived_at=1.0, links=links), 1, 1.0)
+        assert books.signals[EXPECTED_HIT_TOKENS].tolist() == [expected, 0], hashes

@@ -74,9 +74,12 @@ def test_resumed_from_its_index_it_goes_on_as_if_never_stopped() -> None:
 
 
 def test_an_unknown_metric_is_an_error_and_not_a_stage_that_never_comes() -> None:
+    """Said at the first evaluation, of the last stage too: not when it would be due, hours later."""
     curriculum = make_curriculum(*EARNED)
     with pytest.raises(InputError, match=r"stages\.1\.from_metrics.*eval_score"):
         curriculum.stage(0.0, {"eval_score": 1.0})
+    with pytest.raises(InputError, match=r"stages\.2\.from_metrics.*eval_mean_return"):
+        curriculum.stage(0.0, {"eval_mean_return": 0.0})
 
 
 def test_a_bad_stage_is_found_before_training() -> None:

@@ -115,6 +115,23 @@ def test_policies_on_the_way_are_kept_if_asked_for(tmp_path: Path) -> None:
     assert load_checkpoint(folder / "checkpoints" / "update-000006.safetensors").metadata["update"] == 6
 
 
+def test_a_stage_that_makes_no_sense_is_said_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(env: FakeEnv, difficulty: dict[str, Any]) -> None:
+        if "entitles" in difficulty:
+            raise InputError("difficulty", difficulty, "unknown", "known: entities")
+
+    def play(*arguments: Any) -> None:
+        pytest.fail("heuristics play for the headroom before the curriculum is looked at")
+
+    monkeypatch.setattr(FakeEnv, "set_difficulty", refuse)
+    monkeypatch.setattr(runs, "find_headroom", play)
+    stages = [{"difficulty": {"entities": 2}}, {"difficulty": {"entitles": 3}, "from_fraction": 0.5}]
+    with pytest.raises(InputError, match="entitles"):
+        start(fake_config(curriculum={"stages": stages}, run={"headroom_steps": 4}), tmp_path / "run")
+
+
 def test_returns_are_in_every_row_once_there_are_any(whole: Path) -> None:
     filled = [bool(row["mean_ep_return"]) for row in curves(whole)]
     assert filled == sorted(filled) and filled[-1]

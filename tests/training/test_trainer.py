@@ -293,8 +293,8 @@ def test_the_curriculum_reaches_the_environment() -> None:
     assert env.max_entities == 2
     assert env._num.max() == 2
     trainer.evaluation = {"eval_score": -0.8}
-    _, news = trainer.step(0.1)
-    assert env.max_entities == 3
+    metrics, news = trainer.step(0.1)
+    assert (env.max_entities, metrics["stage"]) == (3, 2)
     # Episodes are far longer than an update, and yet the stage is there when it is announced.
     assert trainer.buffers.arrays.entity_mask[0].sum(axis=1).max() == 3
     assert str(news[0]) == ("update 2: curriculum stage 1 → 2, of 2: entities 3; all episodes began anew")

@@ -222,7 +222,8 @@ def value_loss_at_drops(log: RunLog) -> Looked:
 
 
 def slow_trainer(log: RunLog) -> Looked:
-    parts = {name: series.y.sum() for name, series in log.group("time").items()}
+    # Of a usual update: the first may have to be compiled, which a short run never makes up for.
+    parts = {name: float(np.median(series.y)) for name, series in log.group("time").items()}
     rollout = {name: parts[name] for name in ("env_s", "inference_s", "update_s") if name in parts}
     total = sum(rollout.values())
     if "env_s" not in rollout or total <= 0:

@@ -25,9 +25,8 @@ from pointsman.router.telemetry import history
 from pointsman.router.telemetry.history import NUM_SAMPLES, SAMPLE_S, History, quantile
 from pointsman.router.telemetry.metrics import LATENCY_S, Answers, Histogram, Metrics
 from tests.router.fakes import HOLD, FakeBooks
-from tests.router.harness import cluster, post, run, until
+from tests.router.harness import SECRET, admin, cluster, post, run, until
 from tests.router.mock import gated, ok, reset, status
-from tests.router.operations.test_operations import SECRET, admin
 
 
 def test_percentiles_are_in_the_bucket_of_the_true_ones() -> None:

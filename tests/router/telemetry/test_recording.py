@@ -1,0 +1,80 @@
+"""Recorded traffic: what it shows, and that it can be read as a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from pointsman.errors import InputError
+from pointsman.router.telemetry.recording import RecordedRequest, Recorder, new_recording, siphash
+from pointsman.routing.hashing import PromptHasher
+from pointsman.workload.readers import read_trace
+from pointsman.workload.spec import TraceFile
+from tests.router.harness import cluster, post, run
+from tests.router.mock import ok, status
+
+
+def recorded(arrived_at: float, prompt_tokens: int) -> RecordedRequest:
+    return RecordedRequest(
+        arrived_at, prompt_tokens, 5, None, "completed", "fake", *[None] * 2, 1.0, *[None] * 4
+    )
+
+
+def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> None:
+    """1,500 bytes in common are two full blocks, and a part of one that nobody shares."""
+    recorder, hasher = Recorder(new_recording(tmp_path / "traffic.jsonl")), PromptHasher()
+    for number, more in enumerate((b"one " * 200, b"other " * 200, b"")):
+        text = b"word " * 300 + more
+        recorder.add(recorded(monotonic() + number, len(text) // 4), hasher.of_text(text, 1, 5, 700))
+    recorder.add(recorded(monotonic() + 3, 7), hasher.of_text(b"word " * 300, 1))  # 7 tokens by its server
+    recorder.close()
+    text = (tmp_path / "traffic.jsonl").read_text()
+    assert "word" not in text
+    hashes = [json.loads(line).get("block_hashes", []) for line in text.splitlines()]
+    assert [len(one) for one in hashes] == [4, 5, 2, 0]
+    assert hashes[0][:2] == hashes[1][:2] == hashes[2]
+    assert len({*hashes[0], *hashes[1]}) == 4 + 5 - 2
+    trace = read_trace(TraceFile(path=str(tmp_path / "traffic.jsonl")))
+    assert trace.chain_length.tolist() == [1, 1, 1, 0]
+    assert trace.link_tokens.tolist() == [256] * 3
+    assert len(set(trace.link_key.tolist())) == 1
+
+
+def test_recorded_hashes_are_siphash_2_4() -> None:
+    """The published test vector for the key 00 … 0f and the message 00 … 07."""
+    words = np.frombuffer(bytes(range(8)), np.int64)
+    assert siphash(words, bytes(range(16))).tolist() == [0x93F5F5799A932462]
+
+
+def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+
+    async def scenario() -> None:
+        recorder = Recorder(new_recording(path))
+        async with cluster(ok, recorder=recorder) as c:
+            for session in ("a", "b", "a", None):
+                header = f"x-session-id: {session}\r\n" if session else ""
+                await c.ask(post(stream=True, headers=header))
+                await asyncio.sleep(0.01)
+            await c.ask(post({"prompt": "how many tokens?"}, "/tokenize"))  # no text is asked for
+            await c.ask(post({"input": "a vector, please"}, "/v1/embeddings"))
+            c.mocks[0].behaviour = status(400)
+            await c.ask()
+        recorder.close()
+
+    run(scenario)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["outcome"] for row in rows] == ["completed"] * 4 + ["error"]
+    trace = read_trace(TraceFile(path=str(path)))
+    assert len(trace) == 5
+    assert list(trace.num_decode_tokens) == [5, 5, 5, 5, 1]
+    assert trace.session[0] == trace.session[2] != trace.session[1]
+    assert trace.session[3] == trace.session[4] == -1
+    assert all(after > before for before, after in zip(trace.arrived_at, trace.arrived_at[1:], strict=False))
+    with pytest.raises(InputError, match="exists already"):
+        new_recording(path)
