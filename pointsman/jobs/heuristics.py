@@ -94,7 +94,7 @@ def require_room(sim, policy):
 
 
 @kernel
-def choose(sim, policy):
+def decide_by_rule(sim, policy):
     """The action: 0 for nothing, k for slot k - 1 of the window."""
     kind = policy.kind
     if kind == FIFO:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pointsman.compiled.jit import entry_point
 from pointsman.compiled.random import mix
-from pointsman.jobs.heuristics import choose, require_room
+from pointsman.jobs.heuristics import decide_by_rule, require_room
 from pointsman.jobs.kernel import begin, decide, step
 from pointsman.jobs.observation import fill_privileged, observe
 from pointsman.jobs.state import GOING_ON
@@ -31,7 +31,7 @@ def play_all(clusters, policies, num_steps, first, last):
         sim = clusters[i]
         require_room(sim, policies[i])
         while sim.status == GOING_ON and sim.num_steps < num_steps[i]:
-            step(sim, choose(sim, policies[i]))
+            step(sim, decide_by_rule(sim, policies[i]))
 
 
 @entry_point
@@ -53,5 +53,5 @@ def advise(clusters, policies, actions, first, last):
         require_room(sim, policies[i])
         rng = sim.rng
         sim.rng = 1 + mix(rng + sim.num_steps)
-        actions[i] = choose(sim, policies[i])
+        actions[i] = decide_by_rule(sim, policies[i])
         sim.rng = rng

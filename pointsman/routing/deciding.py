@@ -1,8 +1,8 @@
 """The decision: one function from the books, a policy and a request to an action.
 
-Action 0 holds the request at the router, action k sends it to replica k - 1. The simulator calls `choose`
-inside its own kernel; a live router calls the entry points `decide` and `observe_now` through a `DECIDER`
-record, by which several policies can work on the same books.
+Action 0 holds the request at the router, action k sends it to replica k - 1. The simulator calls
+`decide_by_policy` inside its own kernel; a live router calls the entry points `decide` and `observe_now`
+through a `DECIDER` record, by which several policies can work on the same books.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pointsman.compiled.random import next_random
 from pointsman.inference.network import forward, network_at
 from pointsman.routing.booking import signals_of
 from pointsman.routing.features import NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
-from pointsman.routing.heuristics import LEARNED, choose_by_rule
+from pointsman.routing.heuristics import LEARNED, decide_by_rule
 from pointsman.routing.legality import keeps_holding, prepare
 from pointsman.routing.observation import observe, slowdown_of, usual_excess
 from pointsman.routing.records import ASK, MEMORY, policy_at, router_at
@@ -76,15 +76,15 @@ def require_room(router, memory, policy):
 
 
 @kernel
-def choose(router, memory, policy, ask, now):
+def decide_by_policy(router, memory, policy, ask, now):
     """The action for a request that went through `prepare`; 0 if no replica may take it; or BROKEN."""
     if policy.kind == LEARNED:
-        return choose_by_network(router, memory, policy, ask, now)
-    return choose_by_rule(router, memory, policy, ask, now)
+        return decide_by_network(router, memory, policy, ask, now)
+    return decide_by_rule(router, memory, policy, ask, now)
 
 
 @kernel
-def choose_by_network(router, memory, policy, ask, now):
+def decide_by_network(router, memory, policy, ask, now):
     """The legal action with the highest logit."""
     num_replicas = router.num_replicas
     observe(router, policy, ask, now, num_replicas, policy.entities, policy.context, policy.legal)
@@ -151,7 +151,7 @@ def decide_or_hold(router, memory, policy, ask, now):
     """The action for a request that may have been held; a hold stands until there is room, or for a while."""
     if keeps_holding(router, policy, ask, now):
         return HOLD
-    action = choose(router, memory, policy, ask, now)
+    action = decide_by_policy(router, memory, policy, ask, now)
     if action == HOLD:
         ask.hold_until = now + policy.hold_s
     return action

@@ -1,7 +1,7 @@
 """The heuristics, compiled: each reads the signal table and the request, and names a replica.
 
 Most are a score, lowest wins, ties at random with the run's seed. To add one: declare it here, and give it a
-branch in `fill_scores`, or in `choose_by_rule` if it is no score. One without a branch raises.
+branch in `fill_scores`, or in `decide_by_rule` if it is no score. One without a branch raises.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ LINEAR_SCORE = _heuristic("linear-score", "lowest weighted sum of signals, weigh
 
 
 @kernel
-def choose_by_rule(router, memory, policy, ask, now):
+def decide_by_rule(router, memory, policy, ask, now):
     """The action of a heuristic: 0 holds, or no replica may take the request; k is replica k - 1."""
     kind = policy.kind
     if kind == RANDOM:

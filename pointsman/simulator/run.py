@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pointsman.compiled.jit import entry_point, kernel
 from pointsman.compiled.memory import address_of
-from pointsman.routing.deciding import choose, require_room
+from pointsman.routing.deciding import decide_by_policy, require_room
 from pointsman.routing.heuristics import EXTERNAL
 from pointsman.routing.legality import keeps_holding
 from pointsman.routing.observation import observe
@@ -47,7 +47,7 @@ def run(clusters, policies, actions, first, last):
                     hold(sim)
                     sim.status = READY
                 elif policy.kind != EXTERNAL:
-                    action = choose(sim.router, sim.memory, policy, sim.ask, sim.now)
+                    action = decide_by_policy(sim.router, sim.memory, policy, sim.ask, sim.now)
                     if action < 0:
                         raise ValueError("the policy's logits are not finite")
                     carry_out(sim, policy, action)
@@ -86,4 +86,4 @@ def advise(clusters, policies, memories, actions, first, last):
     for i in range(first, last):
         sim = clusters[i]
         require_room(sim.router, memories[i], policies[i])
-        actions[i] = choose(sim.router, memories[i], policies[i], sim.ask, sim.now)
+        actions[i] = decide_by_policy(sim.router, memories[i], policies[i], sim.ask, sim.now)
