@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pointsman.cli.compare import print_verdict
-from pointsman.cli.console import Advance, print_json, progress, say, stdout
+from pointsman.cli.console import Advance, print_json, print_verdict, progress, say, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
     AsJson,
