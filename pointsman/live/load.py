@@ -183,7 +183,10 @@ class Load:
         for row in first.tolist():
             # Written before it is due: with long prompts that takes a while.
             message = self._first_message(row, prompts)
-            await asyncio.sleep(max(0.0, started_at + self._workload.arrived_at[row] - monotonic()))
+            due_at = started_at + self._workload.arrived_at[row]
+            await asyncio.sleep(max(0.0, due_at - monotonic()))
+            while monotonic() < due_at:  # the loop's timers are up to a millisecond early
+                await asyncio.sleep(0.0)
             self.pool.close_old(monotonic())
             self._send(row, message)
 

@@ -227,12 +227,12 @@ def test_hardware_costs_need_a_deployment() -> None:
 @pytest.mark.parametrize(
     ("cost", "message"),
     [
-        ({"kind": "linear"}, r"cost\.a = .*required"),
+        ({"kind": "linear"}, r"cost\.a = .*missing"),
         ({"kind": "linear", "a": -1}, r"a = -1"),
         ({"kind": "linear", "a": float("nan")}, r"a = nan"),
         ({"kind": "linear", "a": 1, "f": 1}, r"f = 1: unknown key"),
         ({"kind": "roofline", "flops_efficiency": 1.5}, r"flops_efficiency = 1\.5"),
-        ({"kind": "profile", "mlp": "mlp.csv"}, r"cost\.attention = .*required"),
+        ({"kind": "profile", "mlp": "mlp.csv"}, r"cost\.attention = .*missing"),
         (
             {"kind": "magic"},
             r"cost\.kind = 'magic': unknown kind; kinds: auto, linear, roofline, profile, layers, steps",

@@ -146,7 +146,7 @@ def test_own_file_adds_and_overrides(tmp_path: Path) -> None:
             OWN_CATALOGUE.replace("fp16_tflops: 10\n", "tflops: 10\n"),
             r"devices\.Abacus\.tflops = 10: unknown key",
         ),
-        (OWN_CATALOGUE.replace("    fp16_tflops: 10\n", ""), r"devices\.Abacus\.fp16_tflops = .*required"),
+        (OWN_CATALOGUE.replace("    fp16_tflops: 10\n", ""), r"devices\.Abacus\.fp16_tflops = .*missing"),
         (OWN_CATALOGUE.replace("memory_gb: 8", "memory_gb: -8"), r"devices\.Abacus\.memory_gb = -8.*greater"),
         (OWN_CATALOGUE.replace("num_kv_heads: 2", "num_kv_heads: 3"), r"num_kv_heads = 3: does not divide"),
         (OWN_CATALOGUE + "    num_experts: 4\n", r"num_experts_per_token = 0: .*num_experts = 4"),
