@@ -51,7 +51,12 @@ SHORT["train"] = [
         *("run.num_envs=16", "run.rollout_steps=16", "run.rollout_lifetimes=null", "run.workers=1"),
         *("run.steps=2560", "run.minutes=null", "run.settle_steps=16", "run.headroom_steps=4"),
         *("env.decisions=60", "env.warmup_requests=40", "env.evaluation.seeds=2", "network.width=8"),
-        *("warm_start.decisions=1024", "ppo.minibatch_size=128", "ppo.critic_first=0"),
+        *(
+            "warm_start.decisions=1024",
+            "warm_start.trial_steps=32",
+            "ppo.minibatch_size=128",
+            "ppo.critic_first=0",
+        ),
     )
     for part in ("--set", change)
 ]

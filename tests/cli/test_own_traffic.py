@@ -14,6 +14,7 @@ from .conftest import Cli
 SMALL = (
     *("--steps", 512, "--set", "run.num_envs=16", "--set", "run.rollout_steps=16", "--set", "run.workers=1"),
     *("--set", "env.decisions=60", "--set", "env.warmup_requests=40", "--set", "warm_start.decisions=1024"),
+    *("--set", "warm_start.trial_steps=32"),
     *(
         "--set",
         "run.settle_steps=16",

@@ -21,6 +21,7 @@ NUM_REQUESTS, RATE_RPS = 480, 60.0
 SMALL = (
     *("--steps", 1024, "--set", "run.num_envs=16", "--set", "run.rollout_steps=32", "--set", "run.workers=1"),
     *("--set", "env.decisions=128", "--set", "env.warmup_requests=50", "--set", "warm_start.decisions=6000"),
+    *("--set", "warm_start.trial_steps=128"),
     *("--set", "warm_start.smoothing=0.02", "--set", "run.settle_steps=32", "--set", "run.headroom_steps=0"),
     *("--set", "ppo.critic_first=0", "--set", "ppo.minibatch_size=256", "--set", "network.width=16"),
 )
