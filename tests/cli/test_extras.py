@@ -97,6 +97,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "progress.csv").write_text(LOG)
     (tmp_path / "run" / "config.yaml").write_text("env: routing\nrun: {steps: 40}\n")
+    for path in [*(tmp_path / "run").iterdir(), tmp_path / "run"]:
+        os.utime(path, (0, 0))  # else `watch` waits whether more comes
     return tmp_path
 
 
