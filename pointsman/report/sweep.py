@@ -76,7 +76,7 @@ class SweepReport:
             return Verdict(WORSE, "No trial came as far as an evaluation.")
         winner, best = self.ranked[0]
         base = self.trials[0].best
-        scored = f"{name_of(winner)} scores {short(best.score)} ({values_text(winner)})"
+        scored = f"Trial {winner.number} scores {short(best.score)} ({values_text(winner)})"
         details = self._caveats(winner)
         if base is None:
             return Verdict(UNCLEAR, f"{scored}; the configuration as it is has no score.", details)
