@@ -113,7 +113,7 @@ class Desk:
         is_held = held is not None and held.assignment.tally not in (None, self.learner, self.control)
         return bool(self._blocks) or is_held
 
-    def reason(self) -> None:
+    def kept_reason(self) -> None:
         return None
 
     def explain(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NU
 from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.heuristics import LEARNED
 from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables
-from pointsman.routing.reasons import NUM_NOTED, Reason
+from pointsman.routing.reasons import NUM_NOTED, Kept, Reason
 from pointsman.routing.signals import ACCEPTING
 from pointsman.routing.streams import record_accepting
 from pointsman.spec import parse_spec
@@ -60,7 +60,7 @@ class AnyDecider(Protocol):
     def decide(self, request: RequestToPlace, queue_size: int, now: float, excluded: Collection[int]) -> int:
         """0 = hold, k = slot k - 1. `queue_size`: requests at the router, this one included."""
 
-    def reason(self) -> Reason | None:
+    def kept_reason(self) -> Kept | None:
         """Why the last decision was so: ask right after it. None: it does not say."""
 
     def explain(self) -> dict[str, Any]:
@@ -90,6 +90,7 @@ class Decider:
         self._note = direct(reasons.note, "iii")
         self._noted = np.zeros(NUM_NOTED)
         self._noted_at = address_of(self._noted)
+        self._noted_bytes = self._noted.tobytes
         self.books = books
         self.spec = parse_spec(PolicySpec, {"kind": policy}, "policy") if isinstance(policy, str) else policy
         self.name = self.spec.label
@@ -158,8 +159,9 @@ class Decider:
             )
             self._action = action
             self._is_noted = False
-            if closed:
-                self._note_down()
+            if closed and action >= HOLD:  # while the books are as they were
+                self._note(self._address, action, self._noted_at)
+                self._is_noted = True
         finally:
             for row in closed:
                 record_accepting(self.books.address, row, 1)
@@ -204,16 +206,14 @@ class Decider:
         return entities, context, legal
 
     def reason(self) -> Reason:
-        if not self._is_noted:
-            self._note_down()
-        return Reason(self.name, self._names, self._action, self._noted.tobytes())
+        return Reason(*self.kept_reason())
 
-    def _note_down(self) -> None:
-        """What the reason of the last decision is made of, while the books are as they were."""
-        self._is_noted = True
-        if self._action >= HOLD:
+    def kept_reason(self) -> Kept:
+        action = self._action
+        if not self._is_noted and action >= HOLD:
             note = self._note
-            note(self._address, self._action, self._noted_at)
+            note(self._address, action, self._noted_at)
+        return self.name, self._names, action, self._noted_bytes()
 
     def explain(self) -> dict[str, Any]:
         """The last decision: ask right after `decide`, before anything else is booked.

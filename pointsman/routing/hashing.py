@@ -39,6 +39,10 @@ if IS_INTERPRETED:
         x ^= x >> 32
         return x - (1 << 64) if x >> 63 else x
 
+    def word(x: int) -> int:
+        """An unsigned number of 64 bits."""
+        return int(x) & _MASK
+
 else:
 
     @kernel
@@ -46,6 +50,11 @@ else:
         """A new state; both are signed numbers of 64 bits."""
         x = np.uint64(state ^ word) * np.uint64(_FACTOR)
         return np.int64(x ^ (x >> np.uint64(32)))
+
+    @kernel
+    def word(x):
+        """An unsigned number of 64 bits."""
+        return np.uint64(x)
 
 
 @entry_point
@@ -85,6 +94,60 @@ def hash_text(text, num_bytes, total_bytes, block_bytes, first_mark, second_mark
         link.end = end
         num_links += 1
     return num_links
+
+
+@entry_point
+def hash_blocks(links, counts, hashes, num_links, num_lines, block_bytes, low, high):
+    """Hashes of the links that end a block, below 2^53 as JSON readers want it. Arrays come by address.
+
+    links: [num_links], those of all lines; counts: [2, num_lines], how many links a line has and how many
+    hashes it may get, in place of which stands afterwards how many it got; hashes: [num_links]; low, high:
+    the key.
+    """
+    counts = long_list(counts, 2 * num_lines)
+    hashes = long_list(hashes, num_links)
+    first = num_hashes = 0
+    for line in range(num_lines):
+        most, count = counts[num_lines + line], 0
+        for n in range(first, first + counts[line]):
+            link = link_at(links, n)
+            if link.end % block_bytes == 0 and count < most:
+                hashes[num_hashes + count] = siphash(link.key, low, high) >> word(11)
+                count += 1
+        first += counts[line]
+        num_hashes += count
+        counts[num_lines + line] = count
+
+
+@kernel
+def siphash(message, low, high):
+    """SipHash-2-4 of one word: nobody can compute it who has not the two words of the key."""
+    message, length = word(message), word(8 << 56)
+    v0, v1 = word(low) ^ word(0x736F6D6570736575), word(high) ^ word(0x646F72616E646F6D)
+    v2, v3 = word(low) ^ word(0x6C7967656E657261), word(high) ^ word(0x7465646279746573)
+    v0, v1, v2, v3 = sip_round(*sip_round(v0, v1, v2, v3 ^ message))
+    v0, v1, v2, v3 = sip_round(*sip_round(v0 ^ message, v1, v2, v3 ^ length))
+    v0, v1, v2, v3 = sip_round(*sip_round(v0 ^ length, v1, v2 ^ word(0xFF), v3))
+    v0, v1, v2, v3 = sip_round(*sip_round(v0, v1, v2, v3))
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+@kernel
+def sip_round(v0, v1, v2, v3):
+    v0 = word(v0 + v1)
+    v2 = word(v2 + v3)
+    v1 = rotated(v1, 13) ^ v0
+    v3 = rotated(v3, 16) ^ v2
+    v0 = word(rotated(v0, 32) + v3)
+    v2 = word(v2 + v1)
+    v1 = rotated(v1, 17) ^ v2
+    v3 = rotated(v3, 21) ^ v0
+    return v0, v1, rotated(v2, 32), v3
+
+
+@kernel
+def rotated(x, bits):
+    return word(x << word(bits)) | x >> word(64 - bits)
 
 
 class PromptHasher:

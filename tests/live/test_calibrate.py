@@ -19,7 +19,7 @@ from pointsman.live.fitting import description, fit_probes, nonnegative
 from pointsman.live.probing import Decode, Facts, Idle, Joined, Probe, Prober, Server
 from pointsman.live.traffic import fit_traffic, read_traffic
 from pointsman.router.replicas.discovery import FileSource
-from pointsman.router.telemetry.recording import RecordedRequest, Recorder, new_recording
+from pointsman.router.telemetry.recording import Recorder, Speed, new_recording
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
 from tests.simulator.factories import Run, make_cluster, random_workload
 
@@ -209,21 +209,11 @@ def test_what_the_router_records_can_be_calibrated_by(tmp_path: Path) -> None:
             outcome = "completed" if n % 50 else "cut"
             lengths = int(one.num_prefill), int(one.num_decode)
             ttft_s, e2e_s = (None, 900.0) if outcome == "cut" else map(float, times)
-            speed = (None, None, None, None)
+            speed = Speed(None, None, None, None)
             session = "the first one" if n == 400 else None
+            arrived_at = float(one.arrived_at)
             recorder.add(
-                RecordedRequest(
-                    float(one.arrived_at),
-                    *lengths,
-                    session,
-                    outcome,
-                    "default",
-                    server,
-                    ttft_s,
-                    e2e_s,
-                    *speed,
-                ),
-                b"",
+                arrived_at, *lengths, session, outcome, "default", server, ttft_s, e2e_s, speed, None, b""
             )
     recorder.close()
     fits = fit_traffic(read_traffic(path))

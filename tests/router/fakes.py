@@ -115,7 +115,7 @@ class FakeDecider:
         self._turn += 1
         return slots[self._turn % len(slots)] + 1 if slots else HOLD
 
-    def reason(self) -> None:
+    def kept_reason(self) -> None:
         return None
 
     def explain(self) -> dict[str, Any]:

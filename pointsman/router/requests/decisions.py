@@ -7,7 +7,7 @@ its place. After a few failures in a row the policy is left alone for a while.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from time import monotonic, time
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +17,7 @@ from pointsman.router.logs import Log
 from pointsman.router.replicas.registry import Registry, Replica
 from pointsman.router.telemetry.metrics import Metrics
 from pointsman.routing.decider import AnyDecider, DeciderSource, RequestToPlace
-from pointsman.routing.reasons import Reason, short
+from pointsman.routing.reasons import Kept, Reason, short
 from pointsman.routing.records import NEVER
 
 FALLBACK = "least-outstanding"
@@ -26,7 +26,7 @@ _NUM_REMEMBERED = 500
 MAX_UNCOUNTED = 32
 HELD = "hold"
 
-Why = Reason | str | None  # the policy's own, somebody else's, or none is known
+Why = Kept | str | None  # the policy's own, somebody else's, or none is known
 Remembered = tuple[float, str, str, str, int, float, int, int, Why]  # a `Decision`
 Verdict = Replica | str | None  # a replica, None to hold, or what is wrong with the policy
 
@@ -78,7 +78,7 @@ class DecisionMaker:
         # What `count` has not counted yet.
         self._latest: list[Remembered] = []
         self._took_s: list[float] = []
-        self._shadowed: list[tuple[Verdict, bool]] = []  # what the shadow says, and whether that is the same
+        self._shadowed: list[tuple[Verdict, Verdict]] = []  # what the shadow says, and what was decided
 
     def switch(self, policy: str) -> None:
         """From the next decision on; what is wrong with the new policy shows before the old one goes."""
@@ -153,12 +153,11 @@ class DecisionMaker:
             found = self._registry.least_outstanding(excluded)
         else:
             try:
-                why = self._decider.reason()
+                why = self._decider.kept_reason()
             except Exception:  # a reason must not cost a request
                 why = None
         if self._shadow is not None:
-            other = self._ask_shadow(request, queue_size, started, excluded)
-            self._shadowed.append((other, other is found))
+            self._shadowed.append((self._ask_shadow(request, queue_size, started, excluded), found))
         self._remember(request, started, queue_size, by, found, why)
         return found
 
@@ -245,12 +244,12 @@ class DecisionMaker:
         if self.shadow is None or not shadowed:
             return
         shadow = self.shadow
-        sound = [(other, is_same) for other, is_same in shadowed if not isinstance(other, str)]
-        if len(sound) < len(shadowed):
-            metrics.shadow_failures[shadow] += len(shadowed) - len(sound)
-        sent_to = [HELD if other is None else other.name for other, _ in sound]
-        metrics.shadow_decisions.update([(shadow, one) for one in sent_to])
-        metrics.shadow_agreement.update([(shadow, is_same) for _, is_same in sound])
+        for (other, found), num in Counter(shadowed).items():
+            if isinstance(other, str):
+                metrics.shadow_failures[shadow] += num
+            else:
+                metrics.shadow_decisions[shadow, HELD if other is None else other.name] += num
+                metrics.shadow_agreement[shadow, other is found] += num
 
     def _succeeded(self) -> None:
         self._num_failures = 0
@@ -270,7 +269,7 @@ class DecisionMaker:
 
 def _as_decision(one: Remembered) -> Decision:
     _, by, replica, *_, why = one
-    if isinstance(why, Reason):
-        return Decision(*one[:-1], why.sentence())
+    if isinstance(why, tuple):
+        return Decision(*one[:-1], Reason(*why).sentence())
     did = "holds it" if replica == HELD else f"sent it to {short(replica)}"
     return Decision(*one[:-1], f"{short(by)} {did}{why or ', without saying why'}.")

@@ -47,7 +47,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
 
 class _Message(msgspec.Struct):
     content: str | list[Any] | None = None
-    role: Any = None
+    role: str | None = None
     tool_calls: Any = None
 
 
@@ -197,33 +197,49 @@ def _prompt_text(model: str, prompt: str | list[Any]) -> bytes:
 
 def _read_chat(body: _Chat) -> tuple[int, bytes, tuple[int, int]]:
     """Tokens and text of a chat's prompt, and the lengths of what others may begin with."""
-    model, messages = body.model or "", body.messages
-    parts = [model, bytes(body.tools).decode()] if body.tools else [model]
+    messages = body.messages
+    parts = [body.model or "", bytes(body.tools).decode()] if body.tools else [body.model or ""]
     num_first = len(parts) + 2
-    num_before_answer = 0
+    num_before_answer = num_characters = 0
     num_tokens = _TOKENS_PER_MESSAGE * len(messages)
     for message in messages:
-        content, role = message.content, message.role
-        if type(content) is str and content.isascii():
-            num_tokens += len(content) // _BYTES_PER_TOKEN
-        elif content is None:
-            content = ""
+        content, role = message.content, message.role or ""
+        if type(content) is str and message.tool_calls is None:
+            num_characters += len(content)
         else:
-            num_tokens += _tokens(content)
-            content = content if type(content) is str else _encode(content).decode()
-        if message.tool_calls is not None:
-            content += _encode(message.tool_calls).decode()
+            content, more = _as_text(message)
+            num_tokens += more
         if role == "assistant":
             num_before_answer = len(parts)
-        parts += (role if type(role) is str else "", content)
-    text = _BETWEEN.join(parts).encode()
-    first = len(text) if len(parts) <= num_first else _length(parts[:num_first])
-    return num_tokens, text, (first, _length(parts[:num_before_answer]) if num_before_answer else 0)
+        parts += role, content
+    joined = _BETWEEN.join(parts)
+    text = joined.encode()
+    num_tokens += (num_characters + len(text) - len(joined)) // _BYTES_PER_TOKEN
+    if len(parts) <= num_first:
+        return num_tokens, text, (len(text), 0)
+    is_ascii = len(text) == len(joined)
+    marks = _length(parts[:num_first], is_ascii), _length(parts[:num_before_answer], is_ascii)
+    return num_tokens, text, marks
 
 
-def _length(parts: list[str]) -> int:
+def _as_text(message: _Message) -> tuple[str, int]:
+    """What else a message may have in it than text, and about how many tokens that is."""
+    content = message.content
+    num_tokens = 0 if content is None else _tokens(content)
+    if content is None:
+        content = ""
+    elif type(content) is not str:
+        content = _encode(content).decode()
+    if message.tool_calls is not None:
+        content += _encode(message.tool_calls).decode()
+    return content, num_tokens
+
+
+def _length(parts: list[str], is_ascii: bool) -> int:
     """How long the text is up to the end of these parts, in bytes."""
-    return len(parts) - 1 + sum(len(part) if part.isascii() else len(part.encode()) for part in parts)
+    if not parts:
+        return 0
+    return len(parts) - 1 + (sum(map(len, parts)) if is_ascii else len("".join(parts).encode()))
 
 
 def _tokens(prompt: Any) -> int:

@@ -32,7 +32,7 @@ from pointsman.router.requests.facts import RequestFacts, read_facts, read_wish
 from pointsman.router.requests.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
 from pointsman.router.telemetry.exposition import Exposition
 from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA, Answers, Metrics
-from pointsman.router.telemetry.recording import RecordedRequest, Recorder
+from pointsman.router.telemetry.recording import Recorder, Speed
 from pointsman.routing.books import Books
 from pointsman.routing.hashing import PromptHasher
 
@@ -52,7 +52,6 @@ _OWN = frozenset(
 )
 _COUNT_S = 0.02  # at most, until metrics know what has happened
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-_Speed = tuple[float | None, float | None, float | None, float | None]  # `Books.speeds`, and their error
 
 
 class Proxy:
@@ -191,7 +190,7 @@ class Proxy:
         uncounted, self._uncounted = self._uncounted, []
         answers: dict[tuple[str, str], Answers] = {}
         lines: list[RequestLine] = []
-        speeds: dict[str, _Speed] = {}
+        speeds: dict[str, Speed] = {}
         at = microseconds(time())
         for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
             arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
@@ -213,19 +212,17 @@ class Proxy:
                 if recorder is not None:
                     speed = speeds.get(replica) or speeds.setdefault(replica, self._speed(replica))
                     recorder.add(
-                        RecordedRequest(
-                            arrived_at,
-                            prompt_tokens,
-                            output_tokens,
-                            exchange.session_name,
-                            outcome,
-                            policy,
-                            replica or None,
-                            ttft_s,
-                            e2e_s,
-                            *speed,
-                            exchange.cached_tokens,
-                        ),
+                        arrived_at,
+                        prompt_tokens,
+                        output_tokens,
+                        exchange.session_name,
+                        outcome,
+                        policy,
+                        replica,
+                        ttft_s,
+                        e2e_s,
+                        speed,
+                        exchange.cached_tokens,
                         exchange.links,
                     )
             lines.append(
@@ -248,13 +245,13 @@ class Proxy:
         self.metrics.answered(answers)
         self._log.requests(lines)
 
-    def _speed(self, name: str) -> _Speed:
-        """What a replica's speed is taken to be, and how sure that is; it may be gone."""
+    def _speed(self, name: str) -> Speed:
+        """What a replica's speed is taken to be; it may be gone."""
         replica = next((one for one in self.registry if one.name == name), None)
         if replica is None:
-            return None, None, None, None
+            return Speed(None, None, None, None)
         error = self.books.estimate(replica.slot).error
-        return *self.books.speeds(replica.slot), error if math.isfinite(error) else None
+        return Speed(*self.books.speeds(replica.slot), error if math.isfinite(error) else None)
 
     # --- what the clock says ---
 

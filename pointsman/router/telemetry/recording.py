@@ -1,10 +1,10 @@
 """Anonymised traffic, as JSON lines that `simulate`, `compare` and `train` read back as a trace.
 
 Arrival, lengths, the outcome, where it went and how long it took (`calibrate --traffic` reads that), what the
-router took that server's speed to be, and hashes that mean nothing outside this file: of the session, and of
-every block of the prompt (512 bytes of text, about 128 tokens) with all that is before it, so that a trace
-shows which prompts begin alike. A request that brought no output is written with 1 token, the least a trace
-can hold; `outcome` tells it apart.
+router took that server's speed to be (where that is not as in the server's line before), and hashes that mean
+nothing outside this file: of the session, and of every block of the prompt (512 bytes of text, about 128
+tokens) with all that is before it, so that a trace shows which prompts begin alike. A request that brought no
+output is written with 1 token, the least a trace can hold; `outcome` tells it apart.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from pointsman.compiled.jit import direct
+from pointsman.compiled.memory import address_of
 from pointsman.errors import InputError
-from pointsman.routing.hashing import BLOCK_BYTES, LINK_BYTES
+from pointsman.routing.hashing import BLOCK_BYTES, LINK_BYTES, hash_blocks
 from pointsman.routing.records import LINK
 
 BLOCK_TOKENS = 128  # of a block, about; how long readers take it to be
@@ -29,23 +30,35 @@ _MAX_BUFFERED = 1000
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class RecordedRequest(msgspec.Struct, gc=False, omit_defaults=True):
-    arrived_at: float  # in the file: seconds since recording began
+class Speed(NamedTuple):
+    """Of a server, as the router takes it to be."""
+
+    step_floor_s: float | None
+    decode_s_per_token: float | None
+    prefill_s_per_token: float | None
+    error: float | None  # relative standard error of a typical step; None: not known
+
+
+_AS_BEFORE = Speed(None, None, None, None)
+
+
+class _Line(msgspec.Struct, gc=False, omit_defaults=True):
+    arrived_at: float  # seconds since recording began
     num_prefill_tokens: int
     num_decode_tokens: int
-    session_id: str | None  # in the file: a hash
+    session_id: str | None  # a hash
     outcome: str
     policy: str  # who sent it where it went
     server: str | None
     ttft_s: float | None  # None: it did not stream
     e2e_s: float
-    # Of the server, as the router took it when the request was over.
-    step_floor_s: float | None
-    decode_s_per_token: float | None
-    prefill_s_per_token: float | None
-    speed_error: float | None  # relative standard error of a typical step; None: not known
+    # A `Speed`, as it was when the request was over.
+    step_floor_s: float | None = None
+    decode_s_per_token: float | None = None
+    prefill_s_per_token: float | None = None
+    speed_error: float | None = None
     num_cached_tokens: int | None = None  # of the prompt, as its server counted; None: it did not say
-    block_hashes: list[int] = []  # written by the recorder
+    block_hashes: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -73,17 +86,48 @@ class Recorder:
         self._file = recording.path.open("ab", buffering=0)
         self._started_at = recording.started_at
         self._salt = recording.salt
-        self._lines: list[RecordedRequest] = []
+        self._salt_words = np.frombuffer(recording.salt, np.int64).tolist()
+        self._hash_blocks = direct(hash_blocks, "iiiiiiii")
+        self._lines: list[_Line] = []
         self._links: list[bytes] = []  # of their prompts
+        self._speeds: dict[str, Speed] = {}  # by server, as last written
         self._num_lost = 0
 
-    def add(self, request: RecordedRequest, links: bytes) -> None:
-        """`arrived_at` of the router's clock, `session_id` as the client gave it; `links` of the prompt."""
-        request.arrived_at = int((request.arrived_at - self._started_at) * 1e6) / 1e6
-        request.session_id = self._hash(request.session_id) if request.session_id else None
-        request.num_prefill_tokens = request.num_prefill_tokens or 1
-        request.num_decode_tokens = request.num_decode_tokens or 1
-        self._lines.append(request)
+    def add(
+        self,
+        arrived_at: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        session: str | None,
+        outcome: str,
+        policy: str,
+        server: str,
+        ttft_s: float | None,
+        e2e_s: float,
+        speed: Speed,
+        cached_tokens: int | None,
+        links: bytes,
+    ) -> None:
+        """`arrived_at` of the router's clock, `session` as the client gave it, `links` of the prompt."""
+        if self._speeds.get(server) == speed:
+            speed = _AS_BEFORE
+        else:
+            self._speeds[server] = speed
+        self._lines.append(
+            _Line(
+                int((arrived_at - self._started_at) * 1e6) / 1e6,
+                prompt_tokens or 1,
+                output_tokens or 1,
+                self._hash(session) if session else None,
+                outcome,
+                policy,
+                server or None,
+                ttft_s,
+                e2e_s,
+                *speed,
+                cached_tokens,
+            )
+        )
         self._links.append(links)
         if len(self._lines) > _MAX_BUFFERED:
             self.flush()
@@ -92,11 +136,12 @@ class Recorder:
         if self._lines:
             lines, self._lines = self._lines, []
             links, self._links = self._links, []
-            self._hash_blocks(lines, links)
+            self._add_hashes(lines, links)
             try:
                 self._file.write(_encode_lines(lines))
             except OSError:  # a full disk must not stop the router
                 self._num_lost += len(lines)
+                self._speeds.clear()
 
     def take_lost(self) -> int:
         """How many requests could not be written since this was last called."""
@@ -107,51 +152,19 @@ class Recorder:
         self.flush()
         self._file.close()
 
-    def _hash_blocks(self, lines: list[RecordedRequest], links: list[bytes]) -> None:
-        """One for each full block that a prompt has tokens for; below 2^53, as JSON readers want it.
-
-        Those of many requests at once: one by one they would take as long as all the rest of `add`.
-        """
+    def _add_hashes(self, lines: list[_Line], links: list[bytes]) -> None:
+        """One for each full block that a prompt has tokens for. Of many requests at once: one by one they
+        would take as long as all the rest."""
         table = np.frombuffer(b"".join(links), LINK)
-        ends_block = table["end"] % BLOCK_BYTES == 0
-        hashes = (siphash(table["key"][ends_block], self._salt) >> np.uint64(11)).tolist()
-        last_links = np.cumsum([len(one) // LINK_BYTES for one in links])
-        first = 0
-        for line, last in zip(lines, np.append(0, np.cumsum(ends_block))[last_links].tolist(), strict=True):
-            line.block_hashes = hashes[first : min(last, first + line.num_prefill_tokens // BLOCK_TOKENS)]
-            first = last
+        most = [line.num_prefill_tokens // BLOCK_TOKENS for line in lines]
+        counts = np.array([[len(one) // LINK_BYTES for one in links], most])
+        hashes = np.empty(len(table), np.int64)
+        addresses = map(address_of, (table, counts, hashes))
+        self._hash_blocks(*addresses, len(table), len(lines), BLOCK_BYTES, *self._salt_words)
+        found, first = hashes.tolist(), 0
+        for line, count in zip(lines, counts[1].tolist(), strict=True):
+            line.block_hashes = found[first : first + count]
+            first += count
 
     def _hash(self, session: str) -> str:
         return blake2b(session.encode(), digest_size=8, key=self._salt).hexdigest()
-
-
-def siphash(words: NDArray[np.int64], key: bytes) -> NDArray[np.uint64]:
-    """SipHash-2-4 of each word by itself: nobody can compute it who has not the 16 bytes of the key."""
-    low, high = np.frombuffer(key, np.uint64)[:, None]  # arrays: scalars would warn when they overflow
-    message = words.astype(np.uint64)
-    v0, v1 = low ^ np.uint64(0x736F6D6570736575), high ^ np.uint64(0x646F72616E646F6D)
-    v2, v3 = low ^ np.uint64(0x6C7967656E657261), high ^ np.uint64(0x7465646279746573) ^ message
-    length = np.uint64(8 << 56)
-    v0, v1, v2, v3 = _sip_rounds(2, v0, v1, v2, v3)
-    v0, v1, v2, v3 = _sip_rounds(2, v0 ^ message, v1, v2, v3 ^ length)
-    v0, v1, v2, v3 = _sip_rounds(4, v0 ^ length, v1, v2 ^ np.uint64(0xFF), v3)
-    mixed: NDArray[np.uint64] = v0 ^ v1 ^ v2 ^ v3
-    return mixed
-
-
-def _sip_rounds(count: int, v0: Any, v1: Any, v2: Any, v3: Any) -> tuple[Any, Any, Any, Any]:
-    for _ in range(count):
-        v0 = v0 + v1
-        v2 = v2 + v3
-        v1 = _rotated(v1, 13) ^ v0
-        v3 = _rotated(v3, 16) ^ v2
-        v0 = _rotated(v0, 32) + v3
-        v2 = v2 + v1
-        v1 = _rotated(v1, 17) ^ v2
-        v3 = _rotated(v3, 21) ^ v0
-        v2 = _rotated(v2, 32)
-    return v0, v1, v2, v3
-
-
-def _rotated(words: Any, bits: int) -> Any:
-    return words << np.uint64(bits) | words >> np.uint64(64 - bits)

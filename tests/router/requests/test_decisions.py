@@ -72,7 +72,7 @@ def test_reasons_are_kept_and_found_by_request() -> None:
 def test_a_reason_that_cannot_be_given_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with cluster(ok) as c:
-            monkeypatch.setattr(c.decider, "reason", lambda: 1 / 0)
+            monkeypatch.setattr(c.decider, "kept_reason", lambda: 1 / 0)
             answered = await c.ask(post(headers="x-pointsman-decision: 1\r\n"))
             assert answered.status == 200 and "fake sent it" in answered.headers["x-pointsman-decision"]
 

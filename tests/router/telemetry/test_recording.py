@@ -10,19 +10,22 @@ from time import monotonic
 import numpy as np
 import pytest
 
+from pointsman.compiled.jit import entry_point
 from pointsman.errors import InputError
-from pointsman.router.telemetry.recording import RecordedRequest, Recorder, new_recording, siphash
-from pointsman.routing.hashing import PromptHasher
+from pointsman.router.telemetry.recording import Recorder, Speed, new_recording
+from pointsman.routing.hashing import PromptHasher, siphash
 from pointsman.workload.readers import read_trace
 from pointsman.workload.spec import TraceFile
 from tests.router.harness import cluster, post, run
 from tests.router.mock import ok, status
 
+SPEED = Speed(0.01, 1e-4, 1e-5, None)
 
-def recorded(arrived_at: float, prompt_tokens: int) -> RecordedRequest:
-    return RecordedRequest(
-        arrived_at, prompt_tokens, 5, None, "completed", "fake", *[None] * 2, 1.0, *[None] * 4
-    )
+
+def add(
+    recorder: Recorder, arrived_at: float, prompt_tokens: int, links: bytes, speed: Speed = SPEED
+) -> None:
+    recorder.add(arrived_at, prompt_tokens, 5, None, "completed", "fake", "a", None, 1.0, speed, None, links)
 
 
 def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> None:
@@ -30,8 +33,8 @@ def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> Non
     recorder, hasher = Recorder(new_recording(tmp_path / "traffic.jsonl")), PromptHasher()
     for number, more in enumerate((b"one " * 200, b"other " * 200, b"")):
         text = b"word " * 300 + more
-        recorder.add(recorded(monotonic() + number, len(text) // 4), hasher.of_text(text, 1, 5, 700))
-    recorder.add(recorded(monotonic() + 3, 7), hasher.of_text(b"word " * 300, 1))  # 7 tokens by its server
+        add(recorder, monotonic() + number, len(text) // 4, hasher.of_text(text, 1, 5, 700))
+    add(recorder, monotonic() + 3, 7, hasher.of_text(b"word " * 300, 1))  # 7 tokens by its server
     recorder.close()
     text = (tmp_path / "traffic.jsonl").read_text()
     assert "word" not in text
@@ -45,10 +48,24 @@ def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> Non
     assert len(set(trace.link_key.tolist())) == 1
 
 
+@entry_point
+def siphash_of(message: int, low: int, high: int) -> int:
+    return siphash(message, low, high)  # type: ignore[no-any-return]
+
+
 def test_recorded_hashes_are_siphash_2_4() -> None:
     """The published test vector for the key 00 … 0f and the message 00 … 07."""
-    words = np.frombuffer(bytes(range(8)), np.int64)
-    assert siphash(words, bytes(range(16))).tolist() == [0x93F5F5799A932462]
+    (message,), (low, high) = (np.frombuffer(bytes(range(count)), np.int64).tolist() for count in (8, 16))
+    assert siphash_of(message, low, high) == 0x93F5F5799A932462
+
+
+def test_a_speed_is_written_where_it_has_changed(tmp_path: Path) -> None:
+    recorder = Recorder(new_recording(tmp_path / "traffic.jsonl"))
+    for speed in (SPEED, SPEED, SPEED._replace(step_floor_s=0.02), SPEED):
+        add(recorder, monotonic(), 7, b"", speed)
+    recorder.close()
+    rows = [json.loads(line) for line in (tmp_path / "traffic.jsonl").read_text().splitlines()]
+    assert [row.get("step_floor_s") for row in rows] == [0.01, None, 0.02, 0.01]
 
 
 def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
