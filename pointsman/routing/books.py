@@ -19,7 +19,15 @@ from pointsman.compiled.jit import direct
 from pointsman.compiled.memory import address_of, bytes_at
 from pointsman.errors import InputError
 from pointsman.routing import ordering, streams
-from pointsman.routing.calibration import FIGURES, Estimate, Estimator, Figures, pooled, typical_step_s
+from pointsman.routing.calibration import (
+    FIGURES,
+    SPEEDS,
+    Estimate,
+    Estimator,
+    Figures,
+    pooled,
+    typical_step_s,
+)
 from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.prefixes import NUM_BYTES, NUM_COLUMNS, PrefixIndex, num_sets_in
 from pointsman.routing.records import (
@@ -91,6 +99,7 @@ class Books:
         self._slots: list[int] = []
         self._estimators: list[Estimator] = []
         self._found: list[Estimate] = []  # by them, at the last calibration
+        self._speeds: list[tuple[float, float, float]] = []  # in the table since then
         self._rows: list[int] = []  # by slot; NOBODY = free
         self._routers = np.zeros(1, ROUTER).view(np.recarray)
         self._router = self._routers[0]
@@ -295,12 +304,7 @@ class Books:
 
     def speeds(self, slot: int) -> tuple[float, float, float]:
         """SPEEDS of the replica, as policies take them to be."""
-        column = self.signals[:, self._rows[slot]]
-        return (
-            float(column[STEP_FLOOR_S]),
-            float(column[DECODE_S_PER_TOKEN]),
-            float(column[PREFILL_S_PER_TOKEN]),
-        )
+        return self._speeds[self._rows[slot]]
 
     def has_capacity(self, slot: int, kv_capacity_tokens: float) -> None:
         """The server says how large its KV memory is. What was told of it goes first."""
@@ -393,6 +397,7 @@ class Books:
             self.signals[STEP_FLOOR_S, row] = one["step_floor_s"]
             self.signals[KV_CAPACITY_TOKENS, row] = one["kv_capacity_tokens"]
             self.signals[MAX_PROMPT_TOKENS, row] = one["kv_capacity_tokens"]
+        self._speeds = [(one[SPEEDS[0]], one[SPEEDS[1]], one[SPEEDS[2]]) for one in figures]
         speeds = np.array([1.0 / typical_step_s(one) for one in figures])
         self.signals[WEIGHT] = speeds / speeds.mean()
         self._router.fits_anywhere = self.signals[MAX_PROMPT_TOKENS].min()
