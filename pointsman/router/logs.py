@@ -1,10 +1,12 @@
 """JSON lines about requests and events. Never a prompt, never a key.
 
 Lines are collected and written a few times a second: a system call for each would cost more than the line.
+They are encoded before that, a few at once, while they are in the processor's cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import time
 from typing import Any, Literal, TextIO
 
@@ -37,14 +39,13 @@ class Log:
     def __init__(self, stream: TextIO, *, has_requests: bool = True) -> None:
         self._stream = stream
         self._has_requests = has_requests
-        self._lines: list[RequestLine | dict[str, Any]] = []
+        self._encoded: list[bytes] = []
+        self._num_lines = 0  # in there
         self._num_lost = 0
 
     def requests(self, lines: list[RequestLine]) -> None:
         if self._has_requests:
-            self._lines += lines
-            if len(self._lines) > _MAX_BUFFERED:
-                self.flush()
+            self._add(lines)
 
     def event(self, event: str, **about: Any) -> None:
         """Something that happens seldom."""
@@ -53,20 +54,23 @@ class Log:
 
     def note(self, event: str, **about: Any) -> None:
         """Something that may happen often: it is written with the next lines."""
-        self._lines.append({"time": microseconds(time()), "event": event, **about})
-        if len(self._lines) > _MAX_BUFFERED:
+        self._add([_event(event, **about)])
+
+    def _add(self, lines: Sequence[RequestLine | dict[str, Any]]) -> None:
+        self._encoded.append(_encode_lines(lines))
+        self._num_lines += len(lines)
+        if self._num_lines > _MAX_BUFFERED:
             self.flush()
 
     def flush(self) -> None:
         """A full disk must not stop the router: what cannot be written is lost, and the next line says so."""
-        lines, self._lines = self._lines, []
-        num_lost = self._num_lost + len(lines)
+        encoded, self._encoded = self._encoded, []
+        num_lost = self._num_lost + self._num_lines
+        self._num_lines = 0
         if self._num_lost:
-            lines.insert(
-                0, {"time": microseconds(time()), "event": "log lines lost", "count": self._num_lost}
-            )
+            encoded.insert(0, _encode_lines([_event("log lines lost", count=self._num_lost)]))
         try:
-            self._write(_encode_lines(lines))
+            self._write(b"".join(encoded))
             self._num_lost = 0
         except OSError:
             self._num_lost = num_lost
@@ -80,6 +84,10 @@ class Log:
             self._stream.write(data[start : end + 1].decode())
             self._stream.flush()
             start = end + 1
+
+
+def _event(event: str, **about: Any) -> dict[str, Any]:
+    return {"time": microseconds(time()), "event": event, **about}
 
 
 def microseconds(seconds: float) -> float:

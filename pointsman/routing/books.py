@@ -16,16 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.jit import direct
-from pointsman.compiled.memory import address_of
+from pointsman.compiled.memory import address_of, bytes_at
 from pointsman.errors import InputError
 from pointsman.routing import ordering, streams
-from pointsman.routing.calibration import FIGURES, Estimate, Estimator, Figures, pooled, typical_step_s
-from pointsman.routing.hashing import LINK_BYTES, MAX_LINKS
+from pointsman.routing.calibration import (
+    FIGURES,
+    SPEEDS,
+    Estimate,
+    Estimator,
+    Figures,
+    pooled,
+    typical_step_s,
+)
+from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.prefixes import NUM_BYTES, NUM_COLUMNS, PrefixIndex, num_sets_in
 from pointsman.routing.records import (
     ACCOUNT,
     INITIAL_OUTPUT_ESTIMATE,
-    LINK,
     NOBODY,
     NUM_LENGTH_CLASSES,
     ROUTER,
@@ -92,6 +99,7 @@ class Books:
         self._slots: list[int] = []
         self._estimators: list[Estimator] = []
         self._found: list[Estimate] = []  # by them, at the last calibration
+        self._speeds: list[tuple[float, float, float]] = []  # in the table since then
         self._rows: list[int] = []  # by slot; NOBODY = free
         self._routers = np.zeros(1, ROUTER).view(np.recarray)
         self._router = self._routers[0]
@@ -99,15 +107,11 @@ class Books:
         self._estimates = np.full(NUM_LENGTH_CLASSES, float(INITIAL_OUTPUT_ESTIMATE))
         self._router.output_estimate = address_of(self._estimates)
         self._router.prefixes = 0 if self._prefixes is None else self._prefixes.address
-        self._link_table = np.zeros(MAX_LINKS, LINK)
-        self.links_at = address_of(self._link_table)
-        self._link_bytes = self._link_table.view(np.uint8).data
-        self.shown_links = b""  # what the table begins with
         self._tickets = np.zeros(0, TICKET).view(np.recarray)
         self._states: list[int] = []
         # Slot, tokens to compute and time of those that were sent to a replica where nobody waited.
         self._firsts: list[tuple[int, int, float] | None] = []
-        self._links: list[bytes] = []
+        self._links: list[bytes] = []  # of its prompt, which compiled code reads by address
         self._free: list[int] = []
         self._grow()
         self.signals = np.zeros((NUM_SIGNALS, 0))
@@ -201,26 +205,19 @@ class Books:
         self._now = now
         self._states[ticket] = OPEN
         self._links[ticket] = links
-        if links is not self.shown_links:
-            self.show_links(links)
         record_sent = self._record_sent
         to_compute = record_sent(
             self.address,
             self._rows[slot],
             ticket,
             prompt_tokens,
-            self.links_at,
+            bytes_at(links),
             len(links) // LINK_BYTES,
             streams,
             now,
         )
         self._firsts[ticket] = (slot, to_compute, now) if to_compute >= 0 else None
         return ticket
-
-    def show_links(self, links: bytes) -> None:
-        """Put them where compiled code reads those of the request at hand."""
-        self._link_bytes[: len(links)] = links
-        self.shown_links = links
 
     def first_token(self, ticket: int, now: float) -> None:
         if self._states[ticket] != OPEN:
@@ -259,9 +256,6 @@ class Books:
         self._now = now
         num_output = NOBODY if output_tokens is None else output_tokens
         num_cached = NOBODY if cached_tokens is None else cached_tokens
-        links = self._links[ticket]
-        if links is not self.shown_links:
-            self.show_links(links)
         record_finished = self._record_finished
         booked = record_finished(self.address, ticket, num_output, num_cached, now)
         if prompt_tokens:
@@ -310,12 +304,7 @@ class Books:
 
     def speeds(self, slot: int) -> tuple[float, float, float]:
         """SPEEDS of the replica, as policies take them to be."""
-        column = self.signals[:, self._rows[slot]]
-        return (
-            float(column[STEP_FLOOR_S]),
-            float(column[DECODE_S_PER_TOKEN]),
-            float(column[PREFILL_S_PER_TOKEN]),
-        )
+        return self._speeds[self._rows[slot]]
 
     def has_capacity(self, slot: int, kv_capacity_tokens: float) -> None:
         """The server says how large its KV memory is. What was told of it goes first."""
@@ -408,6 +397,7 @@ class Books:
             self.signals[STEP_FLOOR_S, row] = one["step_floor_s"]
             self.signals[KV_CAPACITY_TOKENS, row] = one["kv_capacity_tokens"]
             self.signals[MAX_PROMPT_TOKENS, row] = one["kv_capacity_tokens"]
+        self._speeds = [(one[SPEEDS[0]], one[SPEEDS[1]], one[SPEEDS[2]]) for one in figures]
         speeds = np.array([1.0 / typical_step_s(one) for one in figures])
         self.signals[WEIGHT] = speeds / speeds.mean()
         self._router.fits_anywhere = self.signals[MAX_PROMPT_TOKENS].min()

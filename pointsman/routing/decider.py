@@ -12,17 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.jit import direct
-from pointsman.compiled.memory import address_of, array_at
+from pointsman.compiled.memory import address_of, array_at, bytes_at
 from pointsman.compiled.random import first_state
 from pointsman.inference.checkpoint import load_checkpoint
-from pointsman.routing import deciding, reasons
+from pointsman.routing import deciding
 from pointsman.routing.books import Books
 from pointsman.routing.deciding import HOLD
 from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
 from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.heuristics import LEARNED
+from pointsman.routing.noting import NUM_NOTED
 from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables
-from pointsman.routing.reasons import NUM_NOTED, Kept, Reason
+from pointsman.routing.reasons import Kept, Reason
 from pointsman.routing.signals import ACCEPTING
 from pointsman.routing.streams import record_accepting
 from pointsman.spec import parse_spec
@@ -86,10 +87,8 @@ class Decider:
 
         `overtake_s`: more than 0 if whoever asks does so in the order of ordering.py.
         """
-        self._decide = direct(deciding.decide, "iiiiiffif")
-        self._note = direct(reasons.note, "iii")
+        self._decide = direct(deciding.decide, "iiiiiiffif")
         self._noted = np.zeros(NUM_NOTED)
-        self._noted_at = address_of(self._noted)
         self._noted_bytes = self._noted.tobytes
         self.books = books
         self.spec = parse_spec(PolicySpec, {"kind": policy}, "policy") if isinstance(policy, str) else policy
@@ -102,10 +101,9 @@ class Decider:
         self._record = self._records[0]
         self._record.memory.rng = first_state(seed, 0xDEC1DE)
         self._record.max_hold_s = max_hold_s
-        self._record.links = books.links_at
+        self._record.noted = address_of(self._noted)
         self._record.overtake_s = overtake_s
         self._action = HOLD
-        self._is_noted = False
         self._version = -1
         self._fit()
 
@@ -142,13 +140,12 @@ class Decider:
             self._fit()
         closed = self._close(excluded) if excluded else ()
         links = request.links
-        if links is not self.books.shown_links:
-            self.books.show_links(links)
         decide = self._decide
         try:
             action: int = decide(
                 self._address,
                 request.prompt_tokens,
+                bytes_at(links),
                 len(links) // LINK_BYTES,
                 request.session,
                 request.max_tokens,
@@ -158,10 +155,6 @@ class Decider:
                 now,
             )
             self._action = action
-            self._is_noted = False
-            if closed and action >= HOLD:  # while the books are as they were
-                self._note(self._address, action, self._noted_at)
-                self._is_noted = True
         finally:
             for row in closed:
                 record_accepting(self.books.address, row, 1)
@@ -191,10 +184,10 @@ class Decider:
         context = np.zeros(NUM_CONTEXT_FEATURES, np.float32)
         legal = np.zeros(count + 1, np.bool_)
         links = request.links
-        self.books.show_links(links)
         deciding.observe_now(
             self._address,
             request.prompt_tokens,
+            bytes_at(links),
             len(links) // LINK_BYTES,
             request.arrived_at,
             queue_size,
@@ -209,11 +202,7 @@ class Decider:
         return Reason(*self.kept_reason())
 
     def kept_reason(self) -> Kept:
-        action = self._action
-        if not self._is_noted and action >= HOLD:
-            note = self._note
-            note(self._address, action, self._noted_at)
-        return self.name, self._names, action, self._noted_bytes()
+        return self.name, self._names, self._action, self._noted_bytes()
 
     def explain(self) -> dict[str, Any]:
         """The last decision: ask right after `decide`, before anything else is booked.

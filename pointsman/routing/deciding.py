@@ -21,6 +21,7 @@ from pointsman.routing.booking import signals_of
 from pointsman.routing.features import NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
 from pointsman.routing.heuristics import LEARNED, decide_by_rule
 from pointsman.routing.legality import keeps_holding, prepare
+from pointsman.routing.noting import note
 from pointsman.routing.observation import observe, slowdown_of, usual_excess
 from pointsman.routing.records import ASK, MEMORY, policy_at, router_at
 from pointsman.routing.sharing import merge_books
@@ -58,7 +59,7 @@ DECIDER = np.dtype(
         ("num_books", "i8"),  # 1: nobody else's
         ("own_book", "i8"),
         ("merged", "i8"),  # [NUM_SIGNALS, R] f8, to add them up in
-        ("links", "i8"),  # [MAX_LINKS] LINK, of the request to decide about
+        ("noted", "i8"),  # [NUM_NOTED] f8: what the reason of the last decision is made of
     ],
     align=True,
 )
@@ -159,7 +160,17 @@ def decide_or_hold(router, memory, policy, ask, now):
 
 @kernel
 def place(
-    decider, router, prompt_tokens, num_links, session, max_tokens, arrived_at, hold_until, queue_size, now
+    decider,
+    router,
+    prompt_tokens,
+    links,
+    num_links,
+    session,
+    max_tokens,
+    arrived_at,
+    hold_until,
+    queue_size,
+    now,
 ):
     """The request that is decided about is this one."""
     signals = signals_of(router)
@@ -175,7 +186,7 @@ def place(
     ask.seen_tokens = 0
     ask.arrived_at = arrived_at
     ask.hold_until = hold_until
-    ask.links = decider.links
+    ask.links = links
     ask.num_links = num_links
     ask.answer_key = 0
     router.queue_size = queue_size
@@ -185,17 +196,19 @@ def place(
 
 
 @entry_point
-def decide(deciders, prompt_tokens, num_links, session, max_tokens, arrived_at, hold_until, queue_size, now):
+def decide(
+    deciders, prompt_tokens, links, num_links, session, max_tokens, arrived_at, hold_until, queue_size, now
+):
     """The policy's action for a request, 0 if no replica accepts any; BROKEN if the policy is.
 
-    deciders is an address, as everywhere here; the links are where its record says. A hold leaves
-    `hold_until` in the decider's `ask`.
+    deciders and links are addresses, as everywhere here. A hold leaves `hold_until` in the decider's `ask`.
     """
     decider = decider_at(deciders, 0)
     router = router_at(decider.router, 0)
     policy = policy_at(decider.policy, 0)
     require_room(router, decider.memory, policy)
     if router.num_accepting == 0:
+        note(router, decider.memory, policy, decider.ask, HOLD, decider.noted)
         return HOLD
     for k in range(router.num_replicas):
         bring_up_to_date(router, k, now)
@@ -203,6 +216,7 @@ def decide(deciders, prompt_tokens, num_links, session, max_tokens, arrived_at, 
         decider,
         router,
         prompt_tokens,
+        links,
         num_links,
         session,
         max_tokens,
@@ -223,18 +237,22 @@ def decide(deciders, prompt_tokens, num_links, session, max_tokens, arrived_at, 
         )
         router.signals = decider.merged
     action = decide_or_hold(router, decider.memory, policy, decider.ask, now)
+    if action != BROKEN:
+        note(router, decider.memory, policy, decider.ask, action, decider.noted)
     router.signals = own_signals
     return action
 
 
 @entry_point
-def observe_now(deciders, prompt_tokens, num_links, arrived_at, queue_size, now, entities, context, legal):
+def observe_now(
+    deciders, prompt_tokens, links, num_links, arrived_at, queue_size, now, entities, context, legal
+):
     """Fill entities [R, F] f4, context [C] f4 and legal [R + 1] bytes, all by address, without deciding."""
     decider = decider_at(deciders, 0)
     router = router_at(decider.router, 0)
     for k in range(router.num_replicas):
         bring_up_to_date(router, k, now)
-    place(decider, router, prompt_tokens, num_links, -1, 0, arrived_at, now, queue_size, now)
+    place(decider, router, prompt_tokens, links, num_links, -1, 0, arrived_at, now, queue_size, now)
     observe(
         router,
         policy_at(decider.policy, 0),

@@ -18,7 +18,7 @@ import numpy as np
 
 from pointsman.compiled import jit
 from pointsman.compiled.jit import IS_INTERPRETED, direct, kernel
-from pointsman.compiled.memory import address_of, long_list
+from pointsman.compiled.memory import address_of, byte_list, bytes_at, long_list
 from pointsman.routing.records import LINK, link_at
 
 entry_point = partial(jit.entry_point, keeps_gil=True)
@@ -61,10 +61,11 @@ else:
 def hash_text(text, num_bytes, total_bytes, block_bytes, first_mark, second_mark, prompt_tokens, links):
     """Fill links, the address of [MAX_LINKS] LINK; -> how many.
 
-    text is the address of `num_bytes` in full words; all of it has `total_bytes` and `prompt_tokens`. Marks
-    are lengths in bytes, in any order; 0 is none.
+    text is the address of `num_bytes`; all of it has `total_bytes` and `prompt_tokens`. Marks are lengths in
+    bytes, in any order; 0 is none.
     """
-    words = long_list(text, (num_bytes + 7) // 8)
+    characters = byte_list(text, num_bytes)
+    words = long_list(text, num_bytes // 8)
     a, b, c, d = 1, 2, 3, 4
     num_chunks = 0
     num_links = 0
@@ -87,7 +88,10 @@ def hash_text(text, num_bytes, total_bytes, block_bytes, first_mark, second_mark
         for w in range(num_chunks * LANE_WORDS, end // 8):
             key = fold(key, words[w])
         if end % 8 > 0:
-            key = fold(key, words[end // 8] & ((1 << 8 * (end % 8)) - 1))
+            rest = 0
+            for n in range(end - end % 8, end):
+                rest |= np.int64(characters[n]) << (8 * (n % 8))
+            key = fold(key, rest)
         link = link_at(links, num_links)
         link.key = key if key != 0 else 1
         link.tokens = end * prompt_tokens // total_bytes
@@ -97,18 +101,18 @@ def hash_text(text, num_bytes, total_bytes, block_bytes, first_mark, second_mark
 
 
 @entry_point
-def hash_blocks(links, counts, hashes, num_links, num_lines, block_bytes, low, high):
-    """Hashes of the links that end a block, below 2^53 as JSON readers want it. Arrays come by address.
+def hash_blocks(links, counts, hashes, num_links, num_lines, max_lines, block_bytes, low, high):
+    """Hashes of the links that end a block, below 2^53 as JSON readers want it; -> how many.
 
-    links: [num_links], those of all lines; counts: [2, num_lines], how many links a line has and how many
-    hashes it may get, in place of which stands afterwards how many it got; hashes: [num_links]; low, high:
-    the key.
+    Arrays come by address. links: [num_links], those of all lines; counts: [2, max_lines], how many links a
+    line has and how many hashes it may get, in place of which stands afterwards how many it got; hashes:
+    [num_links]; low, high: the key.
     """
-    counts = long_list(counts, 2 * num_lines)
+    counts = long_list(counts, 2 * max_lines)
     hashes = long_list(hashes, num_links)
     first = num_hashes = 0
     for line in range(num_lines):
-        most, count = counts[num_lines + line], 0
+        most, count = counts[max_lines + line], 0
         for n in range(first, first + counts[line]):
             link = link_at(links, n)
             if link.end % block_bytes == 0 and count < most:
@@ -116,7 +120,8 @@ def hash_blocks(links, counts, hashes, num_links, num_lines, block_bytes, low, h
                 count += 1
         first += counts[line]
         num_hashes += count
-        counts[num_lines + line] = count
+        counts[max_lines + line] = count
+    return num_hashes
 
 
 @kernel
@@ -157,22 +162,18 @@ class PromptHasher:
         self._hash = direct(hash_text, "iiiiiiii")
         self._block_bytes = block_bytes
         self._max_bytes = MAX_LINKS * block_bytes
-        self._text = np.zeros(self._max_bytes // 8 + 1, np.int64)
         self._links = np.zeros(MAX_LINKS, LINK)
-        self._text_at, self._links_at = address_of(self._text), address_of(self._links)
-        self._text_bytes = self._text.view(np.uint8).data
+        self._links_at = address_of(self._links)
         self._link_bytes = self._links.view(np.uint8).data
 
     def of_text(self, text: bytes, prompt_tokens: int, first_mark: int = 0, second_mark: int = 0) -> bytes:
         """Marks: lengths in bytes at which a link shall end; 0 is none."""
         num_bytes = total_bytes = len(text)
         if total_bytes > self._max_bytes:
-            text = text[: self._max_bytes]
             num_bytes = self._max_bytes
-        self._text_bytes[:num_bytes] = text
         hash_text = self._hash
         num_links = hash_text(
-            self._text_at,
+            bytes_at(text),
             num_bytes,
             total_bytes,
             self._block_bytes,

@@ -2,26 +2,21 @@
 
 While it decides, a policy compares the servers; what matters for people is the one that it took, the one that
 it would have taken instead, what it compares them by, and in what else the two differ. Compiled code notes
-these few numbers after every decision, so that reasons of past decisions can be kept however many servers
-there are; the sentence is made when somebody asks. It always has something that speaks for the choice.
+these few numbers with every decision (noting.py), so that reasons of past decisions can be kept however many
+servers there are; the sentence is made when somebody asks. There is always something that speaks for the
+choice.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from pointsman.compiled import jit
-from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import byte_list, float_list, single_list
-from pointsman.routing.booking import signals_of
-from pointsman.routing.deciding import HOLD, decider_at
+from pointsman.routing.deciding import HOLD
 from pointsman.routing.heuristics import (
-    FORBIDDEN,
     GATHERING,
     HOLD_UNTIL_ROOM,
     LATE_BINDING,
@@ -39,119 +34,12 @@ from pointsman.routing.heuristics import (
     VIDUR_LOR,
     WEIGHTED_ROUND_ROBIN,
 )
-from pointsman.routing.legality import can_take
-from pointsman.routing.records import NOBODY, policy_at, router_at
-from pointsman.routing.signals import (
-    ACCEPTING,
-    CONTEXT_TOKENS,
-    DECODE_S_PER_TOKEN,
-    DECODING,
-    EXPECTED_HIT_TOKENS,
-    KV_CAPACITY_TOKENS,
-    OUTSTANDING,
-    PENDING_PREFILL_TOKENS,
-    PREFILL_S_PER_TOKEN,
-    STEP_FLOOR_S,
-    STEP_S,
-    TTFT_S,
-)
+from pointsman.routing.noting import NUM_ABOUT
+from pointsman.routing.records import NOBODY
 
-entry_point = partial(jit.entry_point, keeps_gil=True)
-
-NUM_ABOUT = 7  # figures of a server: those of `About`
-NUM_NOTED = 3 + 2 * NUM_ABOUT  # kind of policy, how many may take it, column of the other, chosen, other
 MAX_NAME = 32
 SAME = 1.1  # figures that differ by less are the same to people
 NUM_POINTS = 3  # for the choice, and against it
-
-
-@entry_point
-def note(deciders, action, noted):
-    """Write what `Reason` is made of into noted [NUM_NOTED] f8, right after the decision; by address."""
-    decider = decider_at(deciders, 0)
-    router = router_at(decider.router, 0)
-    policy = policy_at(decider.policy, 0)
-    own_signals = router.signals
-    if decider.num_books > 1:
-        router.signals = decider.merged
-    numbers = float_list(noted, NUM_NOTED)
-    num_takers = 0
-    for k in range(router.num_replicas):
-        num_takers += can_take(router, k, decider.ask)
-    if action == HOLD:
-        other = least_busy(router)
-    elif policy.kind == LEARNED:
-        other = next_by_logit(router, policy, action)
-    elif (policy.kind == SESSION_AFFINITY and decider.ask.session >= 0) or (
-        policy.kind == PREFIX_HASH and decider.ask.num_links > 0
-    ):
-        other = NOBODY
-    else:
-        other = next_by_score(router, decider.memory, action)
-    numbers[0] = policy.kind
-    numbers[1] = num_takers
-    numbers[2] = other
-    for k, first in ((action - 1, 3), (other, 3 + NUM_ABOUT)):
-        if k >= 0:
-            write_about(router, decider.ask, k, numbers, first)
-            numbers[first + NUM_ABOUT - 1] = score_of(router, policy, decider.memory, k)
-    router.signals = own_signals
-
-
-@kernel
-def score_of(router, policy, memory, k):
-    """What the policy compares servers by, the lower the better."""
-    if policy.kind == LEARNED:
-        return -float(single_list(policy.logits, router.num_replicas + 1)[k + 1])
-    return float_list(memory.scores, router.num_replicas)[k]
-
-
-@kernel
-def least_busy(router):
-    signals = signals_of(router)
-    best = NOBODY
-    for k in range(router.num_replicas):
-        if signals[ACCEPTING, k] > 0.0 and (
-            best == NOBODY or signals[OUTSTANDING, k] < signals[OUTSTANDING, best]
-        ):
-            best = k
-    return best
-
-
-@kernel
-def next_by_logit(router, policy, action):
-    """The best replica but the chosen one, by the network."""
-    logits = single_list(policy.logits, router.num_replicas + 1)
-    legal = byte_list(policy.legal, router.num_replicas + 1)
-    best = 0
-    for other in range(1, router.num_replicas + 1):
-        if other != action and legal[other] and (best == 0 or logits[other] > logits[best]):
-            best = other
-    return best - 1
-
-
-@kernel
-def next_by_score(router, memory, action):
-    """The best replica but the chosen one; a policy that does not score leaves no numbers."""
-    scores = float_list(memory.scores, router.num_replicas)
-    best = NOBODY
-    for other in range(router.num_replicas):
-        if other != action - 1 and scores[other] < FORBIDDEN and (best < 0 or scores[other] < scores[best]):
-            best = other
-    return best
-
-
-@kernel
-def write_about(router, ask, k, numbers, first):
-    signals = signals_of(router)
-    booked = signals[CONTEXT_TOKENS, k] + signals[PENDING_PREFILL_TOKENS, k]
-    numbers[first] = signals[OUTSTANDING, k]
-    numbers[first + 1] = signals[PENDING_PREFILL_TOKENS, k] * signals[PREFILL_S_PER_TOKEN, k]
-    step_s = signals[STEP_FLOOR_S, k] + signals[DECODING, k] * signals[DECODE_S_PER_TOKEN, k]
-    numbers[first + 2] = signals[STEP_S, k] if signals[STEP_S, k] > 0.0 else step_s
-    numbers[first + 3] = booked / signals[KV_CAPACITY_TOKENS, k]
-    numbers[first + 4] = signals[TTFT_S, k]
-    numbers[first + 5] = 1.0 - signals[EXPECTED_HIT_TOKENS, k] / ask.prompt_tokens
 
 
 class About(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pointsman.compiled.allocations import Allocations, BadAccessError
-from pointsman.compiled.memory import Records
+from pointsman.compiled.memory import Records, array_at, bytes_at
 
 ROW = np.dtype([("where", "i8")], align=True)
 
@@ -29,6 +29,12 @@ def test_accesses_must_lie_in_one_array() -> None:
     for address in (0, start - 1, start + 80):
         with pytest.raises(BadAccessError, match="no array is there"):
             allocations.check(address, 0, 1)
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 511, 512, 513, 100_000])
+def test_bytes_are_read_where_they_lie(count: int) -> None:
+    data = np.random.default_rng(count).bytes(count)
+    assert array_at(bytes_at(data), np.uint8, count).tobytes() == data
 
 
 def test_views_are_arrays_of_their_own() -> None:

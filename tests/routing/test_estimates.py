@@ -247,3 +247,15 @@ def test_kv_memory_that_was_told_is_corrected_only_where_it_is_far_off() -> None
             books.scraped(slot, 1.0, 0.0, 0.1, now + 1.5)
             books.finished(ticket, now + 2.0, 44_000, 1)
         assert books.replica_signals(slot)["kv_capacity_tokens"] == pytest.approx(found, rel=0.01)
+
+
+def test_speeds_are_those_of_the_table_that_policies_read() -> None:
+    """Also when a replica before it is gone, and when others are told of."""
+    books = Books(now=0.0)
+    slots = [books.add(f"server {k}", one._asdict()) for k, one in enumerate((FAST, SLOW, FAST))]
+    books.remove(slots[0])
+    books.add("another", SLOW._asdict())
+    for slot in books.slots:
+        known = books.replica_signals(slot)
+        assert books.speeds(slot) == tuple(known[name] for name in Speed._fields)
+    assert books.speeds(slots[1]) == pytest.approx(SLOW)

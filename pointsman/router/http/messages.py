@@ -69,7 +69,7 @@ class RequestHead:
         self.wish: Any = None  # what the service made of it, for the next request with this head
 
 
-class HttpRequest(msgspec.Struct, eq=False):
+class HttpRequest(msgspec.Struct, eq=False, gc=False):
     """One request of a client, complete with its body."""
 
     head: RequestHead

@@ -23,7 +23,7 @@ from pointsman.routing.records import NEVER
 FALLBACK = "least-outstanding"
 PROBE = "probe"
 _NUM_REMEMBERED = 500
-MAX_UNCOUNTED = 32
+MAX_UNCOUNTED = 128  # 0.8 of 26 µs a request less than with 32
 HELD = "hold"
 
 Why = Kept | str | None  # the policy's own, somebody else's, or none is known
@@ -157,7 +157,10 @@ class DecisionMaker:
             except Exception:  # a reason must not cost a request
                 why = None
         if self._shadow is not None:
-            self._shadowed.append((self._ask_shadow(request, queue_size, started, excluded), found))
+            hold_until, request.hold_until = request.hold_until, NEVER  # what the shadow holds is not held
+            other = self._ask(self._shadow, request, queue_size, started, excluded)
+            request.hold_until = hold_until
+            self._shadowed.append((other, found))
         self._remember(request, started, queue_size, by, found, why)
         return found
 
@@ -201,14 +204,6 @@ class DecisionMaker:
         if not replica.is_accepting or replica.slot in excluded:
             return "replica not allowed"
         return replica
-
-    def _ask_shadow(self, request: Placed, queue_size: int, now: float, excluded: Collection[int]) -> Verdict:
-        """What the shadow would do; a hold of its own holds nothing."""
-        assert self._shadow is not None
-        hold_until, request.hold_until = request.hold_until, NEVER
-        verdict = self._ask(self._shadow, request, queue_size, now, excluded)
-        request.hold_until = hold_until
-        return verdict
 
     def _remember(
         self, request: Placed, now: float, queue_size: int, by: str, replica: Replica | None, why: Why

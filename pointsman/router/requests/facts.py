@@ -42,16 +42,16 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     is_counted: bool = False  # the prompt is token ids, and its length no estimate
 
 
-# Of a body only these fields are read; the rest is checked to be JSON and skipped.
+# Of a body only these fields are read; the rest is checked to be JSON and skipped. JSON has no cycles (gc).
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     content: str | list[Any] | None = None
     role: str | None = None
     tool_calls: Any = None
 
 
-class _Body(msgspec.Struct):
+class _Body(msgspec.Struct, gc=False):
     model: str | None = None
     stream: bool | None = None
     user: Any = None

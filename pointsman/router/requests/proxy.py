@@ -169,6 +169,7 @@ class Proxy:
     ) -> None:
         """The client has its answer, or will not get one. `count` does the rest."""
         self.active.discard(exchange)
+        exchange.request.body = b""  # some hundred may wait to be counted, and bodies may be large
         if self.dispatcher.num_held:
             self.dispatcher.wake()
         self._uncounted.append((exchange, status, outcome, prompt_tokens, output_tokens, now))
@@ -184,7 +185,7 @@ class Proxy:
 
     def count(self) -> None:
         """Metrics, log and record of what has happened. After each exchange this would take twice as long as
-        for some in a row; for too many at once it takes longer again, as they are no longer in the cache."""
+        for some in a row."""
         self.decisions.count()
         recorder = self._recorder
         uncounted, self._uncounted = self._uncounted, []

@@ -20,13 +20,13 @@ import msgspec
 import numpy as np
 
 from pointsman.compiled.jit import direct
-from pointsman.compiled.memory import address_of
+from pointsman.compiled.memory import address_of, bytes_at
 from pointsman.errors import InputError
-from pointsman.routing.hashing import BLOCK_BYTES, LINK_BYTES, hash_blocks
-from pointsman.routing.records import LINK
+from pointsman.routing.hashing import BLOCK_BYTES, LINK_BYTES, MAX_LINKS, hash_blocks
 
 BLOCK_TOKENS = 128  # of a block, about; how long readers take it to be
 _MAX_BUFFERED = 1000
+_NUM_AT_ONCE = 32  # lines that become bytes together: more are no longer in the processor's cache
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
@@ -87,9 +87,13 @@ class Recorder:
         self._started_at = recording.started_at
         self._salt = recording.salt
         self._salt_words = np.frombuffer(recording.salt, np.int64).tolist()
-        self._hash_blocks = direct(hash_blocks, "iiiiiiii")
+        self._hash_blocks = direct(hash_blocks, "iiiiiiiii")
         self._lines: list[_Line] = []
         self._links: list[bytes] = []  # of their prompts
+        self._encoded: list[bytes] = []  # lines before those, some in each
+        self._counts = np.zeros((2, _NUM_AT_ONCE), np.int64)
+        self._hashes = np.zeros(_NUM_AT_ONCE * MAX_LINKS, np.int64)
+        self._counts_at, self._hashes_at = address_of(self._counts), address_of(self._hashes)
         self._speeds: dict[str, Speed] = {}  # by server, as last written
         self._num_lost = 0
 
@@ -129,18 +133,26 @@ class Recorder:
             )
         )
         self._links.append(links)
-        if len(self._lines) > _MAX_BUFFERED:
-            self.flush()
+        if len(self._lines) == _NUM_AT_ONCE:
+            self._encode()
+            if len(self._encoded) * _NUM_AT_ONCE > _MAX_BUFFERED:
+                self.flush()
+
+    def _encode(self) -> None:
+        lines, self._lines = self._lines, []
+        links, self._links = self._links, []
+        self._add_hashes(lines, links)
+        self._encoded.append(_encode_lines(lines))
 
     def flush(self) -> None:
         if self._lines:
-            lines, self._lines = self._lines, []
-            links, self._links = self._links, []
-            self._add_hashes(lines, links)
+            self._encode()
+        if self._encoded:
+            encoded, self._encoded = b"".join(self._encoded), []
             try:
-                self._file.write(_encode_lines(lines))
+                self._file.write(encoded)
             except OSError:  # a full disk must not stop the router
-                self._num_lost += len(lines)
+                self._num_lost += encoded.count(b"\n")
                 self._speeds.clear()
 
     def take_lost(self) -> int:
@@ -155,14 +167,21 @@ class Recorder:
     def _add_hashes(self, lines: list[_Line], links: list[bytes]) -> None:
         """One for each full block that a prompt has tokens for. Of many requests at once: one by one they
         would take as long as all the rest."""
-        table = np.frombuffer(b"".join(links), LINK)
-        most = [line.num_prefill_tokens // BLOCK_TOKENS for line in lines]
-        counts = np.array([[len(one) // LINK_BYTES for one in links], most])
-        hashes = np.empty(len(table), np.int64)
-        addresses = map(address_of, (table, counts, hashes))
-        self._hash_blocks(*addresses, len(table), len(lines), BLOCK_BYTES, *self._salt_words)
-        found, first = hashes.tolist(), 0
-        for line, count in zip(lines, counts[1].tolist(), strict=True):
+        table, num_lines, counts = b"".join(links), len(lines), self._counts
+        counts[0, :num_lines] = [len(one) // LINK_BYTES for one in links]
+        counts[1, :num_lines] = [line.num_prefill_tokens // BLOCK_TOKENS for line in lines]
+        num_hashes = self._hash_blocks(
+            bytes_at(table),
+            self._counts_at,
+            self._hashes_at,
+            len(table) // LINK_BYTES,
+            num_lines,
+            _NUM_AT_ONCE,
+            BLOCK_BYTES,
+            *self._salt_words,
+        )
+        found, first = self._hashes[:num_hashes].tolist(), 0
+        for line, count in zip(lines, counts[1, :num_lines].tolist(), strict=True):
             line.block_hashes = found[first : first + count]
             first += count
 

@@ -48,6 +48,21 @@ def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> Non
     assert len(set(trace.link_key.tolist())) == 1
 
 
+def test_every_line_has_the_hashes_of_its_own_prompt(tmp_path: Path) -> None:
+    """However many lines there are: they are hashed and encoded some at a time."""
+    recorder, hasher = Recorder(new_recording(tmp_path / "traffic.jsonl")), PromptHasher()
+    texts = [b"%d " % number * 300 * (number % 5) for number in range(101)]
+    for number, text in enumerate((*texts, *texts)):
+        add(recorder, recorder._started_at + number, len(text) or 1, hasher.of_text(text, 1))
+    recorder.close()
+    rows = [json.loads(line) for line in (tmp_path / "traffic.jsonl").read_text().splitlines()]
+    assert [row["arrived_at"] for row in rows] == list(range(202))
+    hashes = [row.get("block_hashes", []) for row in rows]
+    assert [len(one) for one in hashes[:101]] == [len(text) // 512 for text in texts]
+    assert hashes[:101] == hashes[101:]
+    assert len({one[0] for one in hashes if one}) == sum(len(text) >= 512 for text in texts)
+
+
 @entry_point
 def siphash_of(message: int, low: int, high: int) -> int:
     return siphash(message, low, high)  # type: ignore[no-any-return]
