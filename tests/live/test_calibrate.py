@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 import yaml
 
+from pointsman.cli.calibrate import calibrate
 from pointsman.emulator.engine import load_engine
 from pointsman.emulator.replica import EmulatedReplica
 from pointsman.errors import InputError
@@ -221,6 +222,63 @@ def test_what_the_router_records_can_be_calibrated_by(tmp_path: Path) -> None:
     for fit in fits:
         assert fit.cost["a"] == pytest.approx(costs[fit.server], rel=0.1)
         assert fit.cost["b"] == pytest.approx(1e-4, rel=0.25)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_recorded_traffic_tells_the_times_beside_the_steps(is_async: bool, tmp_path: Path) -> None:
+    """By a replay, which says how far off the fit is; half of the requests are another server's."""
+    rng = np.random.default_rng(4)
+    scheduler = {"kind": "vllm-v1", "num_blocks": 4000, "max_num_batched_tokens": 8192}
+    scheduler |= {"async_scheduling": is_async, "api_s": API_S}
+    cost = {"kind": "linear", "a": 0.015, "b": 8e-5, "c": 4e-4}
+    run = Run(
+        make_cluster(replicas=1, scheduler=scheduler, cost=cost), random_workload(500, 4.0, mean_tokens=150.0)
+    ).to_end()
+    mine = {name: run.requests[name] for name in ("arrived_at", "first_token_at", "completed_at")}
+    mine |= {
+        "num_prefill_tokens": run.requests["num_prefill"],
+        "num_decode_tokens": run.requests["num_decode"],
+    }
+    other = mine | {"first_token_at": mine["first_token_at"] + rng.uniform(0, 1, len(run.requests))}
+    tables = [pl.DataFrame(one | {"server": name}) for one, name in ((mine, "http://a"), (other, "http://b"))]
+    pl.concat(tables).write_ndjson(tmp_path / "traffic.jsonl")
+    fit, _ = fit_traffic(read_traffic(tmp_path / "traffic.jsonl"), 4000)
+    assert fit.server == "http://a"
+    assert fit.scheduler["async_scheduling"] == is_async
+    assert fit.scheduler["api_s"] == pytest.approx(API_S, abs=0.003)
+    assert fit.scheduler["num_blocks"] == 4000
+    assert abs(fit.replayed["ttft_mean"]) < 0.05
+    assert abs(fit.replayed["e2e_mean"]) < 0.02
+
+
+def test_traffic_and_what_the_server_says_make_one_file(tmp_path: Path) -> None:
+    """As a user whose servers share a card would do: nothing is probed."""
+    cost = {"kind": "linear", "a": 0.01, "b": 1e-4, "c": 5e-4}
+    run = Run(make_cluster(replicas=1, cost=cost), random_workload(300, 4.0, mean_tokens=120.0)).to_end()
+    times = {name: run.requests[name] for name in ("arrived_at", "first_token_at", "completed_at")}
+    table = pl.DataFrame(
+        times
+        | {"num_prefill_tokens": run.requests["num_prefill"], "num_decode_tokens": run.requests["num_decode"]}
+    )
+    traffic, out = tmp_path / "traffic.jsonl", tmp_path / "server.yaml"
+
+    async def ask(replica: EmulatedReplica) -> None:
+        def call() -> None:
+            table.with_columns(server=pl.lit(replica.url + "/")).write_ndjson(traffic)
+            calibrate(url=replica.url, traffic=traffic, out=out)
+            table.with_columns(server=pl.lit("http://else")).write_ndjson(traffic)
+            with pytest.raises(InputError, match=r"has no requests of .* but of http://else"):
+                calibrate(url=replica.url, traffic=traffic)
+
+        await asyncio.to_thread(call)
+
+    with_server(truth(is_async=False), ask)
+    plan = plan_replicas(make_cluster(replicas=[{"description": "server.yaml"}]), tmp_path)[0]
+    assert plan.num_blocks == SCHEDULER["num_blocks"]
+    assert decode_s(plan, 8, 100) == pytest.approx(0.01 + 8 * 5e-4, rel=0.1)
+    backend = FileSource(out).read()[0]
+    assert backend.calibration is not None
+    assert backend.calibration["prefill_s_per_token"] == pytest.approx(1e-4, rel=0.15)
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
