@@ -180,6 +180,11 @@ def _tell(data: dict[str, Any], out: Path) -> None:
             f"{1e3 * step_s:.2f} ms a step (±{errors['step_floor_s']:.1%}), "
             f"{1e6 * prompt_s:.1f} µs a prompt token (±{errors['prefill_s_per_token']:.1%})"
         )
+        if "under_load" in measured:
+            say(
+                f"answers that came and went took {measured['under_load']:.2f} times as long as "
+                "single probes would say; the file follows them"
+            )
         if data["replica"]["scheduler"]["async_scheduling"]:
             say("the next step is planned while one runs (asynchronous scheduling)")
     say("not determined: " + "; ".join(measured["undetermined"]))

@@ -17,7 +17,18 @@ from pointsman.emulator.engine import load_engine
 from pointsman.emulator.replica import EmulatedReplica
 from pointsman.errors import InputError
 from pointsman.live.fitting import description, fit_probes, nonnegative
-from pointsman.live.probing import Decode, Facts, Idle, Joined, Probe, Prober, Server
+from pointsman.live.probing import (
+    Decode,
+    Facts,
+    Idle,
+    Joined,
+    Mixed,
+    Probe,
+    ProbeAnswer,
+    Prober,
+    Server,
+    mixed_probes,
+)
 from pointsman.live.traffic import fit_traffic, read_traffic
 from pointsman.router.replicas.discovery import FileSource
 from pointsman.router.telemetry.recording import Recorder, Speed, new_recording
@@ -82,6 +93,42 @@ def test_the_fit_finds_what_the_probes_were_made_of(is_async: bool) -> None:
     assert 0 < fit.errors["prefill_s_per_token"] < 0.2
 
 
+def loaded(slower: float) -> list[Mixed]:
+    """Answers of a server whose steps take `slower` times as long while requests come and go."""
+    cost = {"kind": "linear"} | {name: slower * float(TRUTH[name]) for name in "abcde"}  # type: ignore[arg-type]
+    scheduler = SCHEDULER | {"max_num_seqs": 64}
+    workload = random_workload(150, 3.0, mean_tokens=200.0)
+    requests = Run(make_cluster(replicas=1, scheduler=scheduler, cost=cost), workload).to_end().requests
+    answers = [
+        (
+            int(one.num_prefill),
+            ProbeAnswer(one.arrived_at, [one.first_token_at, one.completed_at], int(one.num_decode)),
+        )
+        for one in requests
+    ]
+    return mixed_probes(answers)
+
+
+def test_answers_that_come_and_go_agree_with_single_probes_where_nothing_is_shared() -> None:
+    probes = made_probes(True, np.random.default_rng(1))
+    fit = fit_probes([*probes, *loaded(1.0)])
+    assert fit.under_load == pytest.approx(1.0, abs=0.03)
+    assert fit.num_probes == len(probes)
+    assert fit_probes(probes).under_load is None
+
+
+def test_a_server_that_is_slower_under_load_is_described_as_under_load() -> None:
+    probes = made_probes(True, np.random.default_rng(1))
+    fit = fit_probes([*probes, *loaded(1.3)])
+    assert fit.under_load == pytest.approx(1.3, abs=0.05)
+    cluster = description("http://s", Facts("m", 4096, 16, 4000), fit, None, 12)
+    plan = plan_replicas(make_cluster(replicas=[cluster["replica"]]))[0]
+    for num_decodes in (2, 4, 8):
+        found = decode_s(plan, num_decodes, 300)
+        assert found == pytest.approx(1.3 * step_s(0, num_decodes, 300), rel=0.08)
+    assert cluster["measured"]["under_load"] == pytest.approx(fit.under_load, rel=1e-3)
+
+
 def with_server(plan: ReplicaPlan, test: Callable[[EmulatedReplica], Awaitable[None]]) -> None:
     load_engine()
 
@@ -121,6 +168,25 @@ def test_a_live_server_is_calibrated_within_seconds(tmp_path: Path) -> None:
     backend = FileSource(path).read()[0]
     assert backend.calibration is not None
     assert backend.calibration["step_floor_s"] == pytest.approx(step_s(0, 1, 1024), rel=0.2)
+
+
+def test_a_live_server_is_probed_with_answers_that_come_and_go() -> None:
+    async def probe(replica: EmulatedReplica) -> None:
+        server = Server(replica.url)
+        prober = Prober(server, await server.facts(), max_streams=8)
+        assert "mixed" in {kind for kind, _, _ in prober._plan()[:20]}
+        found = [one for one in await prober.mixed(8, 1000) if isinstance(one, Mixed)]
+        assert len(found) > 8
+        assert 3 < np.mean([one.num_seqs for one in found]) <= 8
+        seconds = sum(one.seconds for one in found)
+        said_s = sum(
+            one.num_steps * step_s(0, round(one.num_seqs), one.mean_context)
+            + sum(step_s(prompt, 0) - step_s(0, 0) for prompt in one.joined)
+            for one in found
+        )
+        assert seconds == pytest.approx(said_s, rel=0.25)  # the emulator shares this machine with the prober
+
+    with_server(truth(is_async=False), probe)
 
 
 def test_long_prompts_do_not_look_like_a_limit() -> None:
