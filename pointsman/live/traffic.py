@@ -103,7 +103,8 @@ def fit_traffic(table: pl.DataFrame, num_blocks: int | None = None, block_size: 
     return fits
 
 
-def _fit_server(server: str, rows: pl.DataFrame, memory: dict[str, int]) -> TrafficFit:
+def stream_table(rows: pl.DataFrame) -> tuple[Floats, Floats]:
+    """Of answers of one server: [n, 3] steps, prompt tokens and streams of all steps; [n] seconds."""
     first, last, prompts, outputs = (
         rows[name].to_numpy() for name in ("first_token_at", "completed_at", "computed", "num_decode_tokens")
     )
@@ -115,17 +116,23 @@ def _fit_server(server: str, rows: pl.DataFrame, memory: dict[str, int]) -> Traf
         num_streams = overlap_s.sum() / max(last[i] - first[i], 1e-9)
         joined = (first > first[i]) & (first <= last[i])
         table[row] = num_steps, prompts[joined].sum(), num_steps * num_streams
-    seconds = (last - first)[timed]
+    return table, (last - first)[timed]
+
+
+def _fit_server(server: str, rows: pl.DataFrame, memory: dict[str, int]) -> TrafficFit:
+    table, seconds = stream_table(rows)
     weight = 1.0 / np.maximum(seconds, 1e-3)
 
     def fit(chosen: Any) -> Floats:
         return nonnegative(table[chosen] * weight[chosen, None], seconds[chosen] * weight[chosen])
 
-    found = fit(np.arange(len(timed)))
+    num = len(seconds)
+    found = fit(np.arange(num))
     rng = np.random.default_rng(0)
-    again = np.array([fit(rng.integers(0, len(timed), len(timed))) for _ in range(NUM_RESAMPLED)])
+    again = np.array([fit(rng.integers(0, num, num)) for _ in range(NUM_RESAMPLED)])
     errors = again.std(axis=0) / np.maximum(found, 1e-12)
     cost = dict(zip("abc", map(float, found), strict=True))
+    first, last = (rows[name].to_numpy() for name in ("first_token_at", "completed_at"))
     begun_or_ended = np.repeat((1, -1), len(rows))[np.argsort(np.concatenate([first, last]))]
     most_at_once = int(np.cumsum(begun_or_ended).max())
     limits = {"kind": "vllm-v1", "max_num_seqs": 256 if most_at_once < 256 else 1024, **memory}
