@@ -22,7 +22,9 @@ list() {  # name, traffic, router, servers, policy
   done
   echo "three_5_round-robin three-5 8110 $three round-robin"
   if [ -n "$CLOCK_MHZ" ]; then  # the same with clocks as the card likes
-    for policy in least-outstanding default; do echo "free_5_$policy three-5 8110 $three $policy"; done
+    for round in $rounds; do
+      for policy in least-outstanding default; do echo "free_${round}_$policy three-$round 8110 $three $policy"; done
+    done
   fi
   echo "two_5_round-robin two-5 8120 $two round-robin"
 }
