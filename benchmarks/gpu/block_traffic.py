@@ -4,7 +4,7 @@
         --servers a.yaml b.yaml --load 0.8 --seconds 40 --seed 5 --out two-5.jsonl
     python benchmarks/gpu/block_traffic.py chats --servers a.yaml b.yaml --load 1 --seed 5 --out chats-5.jsonl
 
-The rate is a share of what the servers can do together by their calibrations (`pointsman calibrate --url`).
+The rate is told, or a share of what the servers can do together by the files of `pointsman calibrate`.
 
 `single` has Poisson arrivals and consecutive lengths of a trace; the seed also says where in the trace it
 begins. `chats` are conversations: a system prompt that many share, a first message, and turns that repeat
@@ -40,6 +40,8 @@ MEAN_TURNS, MEAN_THINK_S, TOKEN_S = 4.0, 4.0, 0.02
 def requests_per_s(description: dict[str, Any], prompt: float, output: float) -> float:
     """How many requests of such lengths a server can take, with STREAMS of them running."""
     cost = description["replica"]["cost"]
+    if cost["kind"] == "linear":  # of traffic
+        return 1.0 / (prompt * cost["b"] + output * (cost["c"] + cost["a"] / STREAMS))
     curve = dict(map(tuple, cost["step_s"]))
     token_s = (curve[2048] - curve[512]) / 1536
     stream_s = (curve[64] - curve[1]) / 63 + cost["sequence_s"] + cost["context_s"] * (prompt + output / 2)
@@ -106,8 +108,9 @@ def main() -> None:
     )
     parser.add_argument("kind", choices=("single", "chats"))
     parser.add_argument("--trace", type=Path, default=None, help="an Azure trace, for `single`")
-    parser.add_argument("--servers", nargs="+", type=Path, required=True, help="files of `calibrate`")
+    parser.add_argument("--servers", nargs="+", type=Path, default=(), help="files of `calibrate`")
     parser.add_argument("--load", type=float, default=0.8)
+    parser.add_argument("--rate", type=float, default=None, help="requests/s, instead of --load")
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
@@ -118,10 +121,12 @@ def main() -> None:
             return single(asked.trace, rate, asked.seconds, asked.seed)
         return chats(rate, asked.seconds, asked.seed)
 
+    if asked.rate is None and not asked.servers:
+        parser.error("--servers or --rate is needed")
     usual = [mean(rows_at(20.0), name) for name in ("num_prefill_tokens", "num_decode_tokens")]
     servers = [yaml.safe_load(path.read_text()) for path in asked.servers]
     capacity = sum(requests_per_s(server, *usual) for server in servers)
-    rate = round(asked.load * capacity, 1)
+    rate = asked.rate or round(asked.load * capacity, 1)
     rows = rows_at(rate)
     asked.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokens = [f"{mean(rows, f'num_{kind}_tokens'):.0f}" for kind in ("prefill", "decode")]

@@ -1,66 +1,88 @@
 # Policies of `pointsman serve` before two and three vLLM servers with unequal shares of one GPU; see shares.sh for OUT, TRACE, ...
-#   compare_shares.sh start MODEL-FOLDER   servers with 60, 25 and 15 % of the card, routers; then calibrates each server beside
-#                                          busy neighbours: OUT/three-PORT.yaml, OUT/two-PORT.yaml
-#   compare_shares.sh alone                calibrates two of them while the others are idle: OUT/alone-PORT.yaml
+#   compare_shares.sh start MODEL-FOLDER   servers with 60, 25 and 15 % of the card, and routers
+#   compare_shares.sh predict              warms up all servers under least-outstanding, calibrates each from that traffic
+#                                          (OUT/three-PORT.yaml, OUT/two-PORT.yaml), and writes down what the simulator says
+#                                          of the blocks: OUT/predicted-three.json, OUT/predicted-two.json
 #   compare_shares.sh blocks SECONDS       the next blocks of the list below, as long as these seconds last; again for the rest
-# Before the blocks, `predict_blocks.py` can say from the same files what will come out.
-here=$(cd "$(dirname "$0")" && pwd); out=${OUT:-results}; mkdir -p "$out"; python=${PYTHON:-python3}
-began=$(date +%s); BLOCK_S=60  # a block of 40 s, and until it has drained
-calibrate() { bash "$here/shares.sh" "$@"; }
-list() {  # name, traffic, router, policy
-  for round in 5 6; do
-    policies="least-outstanding default late-binding gathering"
-    [ $round = 6 ] && policies="gathering late-binding default least-outstanding"
-    for policy in $policies; do echo "three_${round}_$policy three-$round 8110 8101,8102,8103 $policy"; done
+# CLOCK_MHZ fixes the card's clocks (as root), so that servers do not take each other's power; THREE_RATE and TWO_RATE are the
+# requests/s of the warm-up; BLOCK_S is how long requests come in a block; LOAD is their share of the calibrated capacity.
+here=$(cd "$(dirname "$0")" && pwd); out=${OUT:-results}; mkdir -p "$out"; python=${PYTHON:-python3}; pointsman=${POINTSMAN:-pointsman}
+began=$(date +%s); seconds=${BLOCK_S:-40}; rounds=${ROUNDS:-5 6 7}
+three=8101,8102,8103; two=8101,8102
+since() { echo "  $(($(date +%s) - began)) s"; }
+list() {  # name, traffic, router, servers, policy
+  for round in $rounds; do
+    case $round in
+    5) policies="least-outstanding default late-binding" ;;
+    6) policies="late-binding default least-outstanding" ;;
+    *) policies="default least-outstanding late-binding" ;;
+    esac
+    for policy in $policies; do echo "three_${round}_$policy three-$round 8110 $three $policy"; done
+    for policy in $policies; do echo "two_${round}_$policy two-$round 8120 $two $policy"; done
   done
-  for policy in least-outstanding default; do echo "chats_5_$policy chats-5 8110 8101,8102,8103 $policy"; done
-  for round in 5 6; do
-    policies="least-outstanding default late-binding gathering"
-    [ $round = 6 ] && policies="gathering late-binding default least-outstanding"
-    [ $round = 5 ] && echo "two_${round}_told two-$round 8130 8101,8102 default"
-    for policy in $policies; do echo "two_${round}_$policy two-$round 8120 8101,8102 $policy"; done
-    [ $round = 6 ] && echo "two_${round}_told two-$round 8130 8101,8102 default"
-  done
-  echo "two_5_round-robin two-5 8120 8101,8102 round-robin"
-  echo "three_5_round-robin three-5 8110 8101,8102,8103 round-robin"
-  echo "chats_5_cache-aware chats-5 8110 8101,8102,8103 cache-aware"
+  echo "three_5_round-robin three-5 8110 $three round-robin"
+  if [ -n "$CLOCK_MHZ" ]; then  # the same with clocks as the card likes
+    for round in $rounds; do
+      for policy in least-outstanding default; do echo "free_${round}_$policy three-$round 8110 $three $policy"; done
+    done
+  fi
+  echo "two_5_round-robin two-5 8120 $two round-robin"
 }
-backends() { for port in "$@"; do echo "--backend http://127.0.0.1:$port"; done; }
+block() {  # name, traffic, router, servers, policy
+  timeout 170 $python "$here/router_blocks.py" block "$out/$2.jsonl" --name $1 --policy $5 --router $3 --admin $(($3 + 1)) \
+    --servers $4 --out "$out" || echo "$1 has failed"
+  since
+}
+backends() { for port in $(echo $1 | tr , ' '); do echo "--backend http://127.0.0.1:$port"; done; }
+traffic() { $python "$here/block_traffic.py" single --trace "$TRACE" --out "$out/$1.jsonl" "${@:2}"; }
 case $1 in
 start)
-  bash "$here/shares.sh" up "$2" 60 25 15
-  bash "$here/shares.sh" router 8110 three --policy least-outstanding $(backends 8101 8102 8103) || exit 1
-  bash "$here/shares.sh" router 8120 two --policy least-outstanding $(backends 8101 8102) || exit 1
-  echo "routers after $(($(date +%s) - began)) s"
-  $python "$here/router_blocks.py" wait 8101,8102,8103 || { tail -n 30 "$out"/vllm-*.log; exit 1; }
-  calibrate beside three 30 8101 8102 8103; calibrate beside three 45 8102 8101 8103; calibrate beside three 60 8103 8101 8102
-  calibrate beside two 30 8101 8102; calibrate beside two 40 8102 8101
-  echo "calibrated after $(($(date +%s) - began)) s"
+  [ -n "$2" ] && bash "$here/shares.sh" up "$2" 60 25 15
+  [ -n "$CLOCK_MHZ" ] && nvidia-smi -lgc $CLOCK_MHZ,$CLOCK_MHZ
+  # Whatever is compiled, is compiled while the servers start.
+  head -n 200 "$here/h200/loads/load_0.3.csv" > "$out/tiny.csv"; $pointsman calibrate --traffic "$out/tiny.csv" > /dev/null 2>&1
+  traffic tiny --rate 2 --seconds 5
+  $python "$here/predict_blocks.py" "$out/tiny.jsonl" --servers "$here"/h200/shares/three-810?.yaml --runs 1 > /dev/null
+  since
+  bash "$here/shares.sh" router 8110 three --policy least-outstanding $(backends $three) || exit 1
+  bash "$here/shares.sh" router 8120 two --policy least-outstanding $(backends $two) || exit 1
+  $python "$here/router_blocks.py" wait $three || { tail -n 30 "$out"/vllm-*.log; exit 1; }
+  since
   ;;
-alone)
-  calibrate alone alone 20 8101; calibrate alone alone 30 8102
+predict)
+  $python "$here/router_blocks.py" busy $three --trace "$TRACE" --streams 16 --seconds ${FIRST_S:-10}  # what is done only once
+  traffic warm-three --rate ${THREE_RATE:-12} --seconds $((7 * seconds / 4)) --seed 3
+  traffic warm-two --rate ${TWO_RATE:-11} --seconds $seconds --seed 4
+  block warm_3_three warm-three 8110 $three least-outstanding; block warm_4_two warm-two 8120 $two least-outstanding
+  for kind in three two; do
+    cp "$out/record-$kind.jsonl" "$out/warm-$kind-record.jsonl"
+    for port in $(echo ${!kind} | tr , ' '); do
+      $pointsman calibrate --url http://127.0.0.1:$port --traffic "$out/warm-$kind-record.jsonl" --out "$out/$kind-$port.yaml" 2>&1 &
+    done
+  done
+  wait; since
+  for kind in three two; do
+    (
+      files=; for round in $rounds; do
+        traffic $kind-$round --servers "$out"/$kind-810?.yaml --load ${LOAD:-0.75} --seconds $seconds --seed $round
+        files="$files $out/$kind-$round.jsonl"
+      done
+      $python -W ignore "$here/predict_blocks.py" $files --servers "$out"/$kind-810?.yaml --runs ${RUNS:-8} --out "$out/predicted-$kind.json" \
+        --policies least-outstanding,default,late-binding,round-robin
+    ) &
+  done
+  wait; since
   ;;
 blocks)
-  if [ ! -e "$out/chats-5.jsonl" ]; then
-    for round in 5 6; do
-      $python "$here/block_traffic.py" single --trace "$TRACE" --servers "$out"/three-810[123].yaml --seed $round --out "$out/three-$round.jsonl"
-      $python "$here/block_traffic.py" single --trace "$TRACE" --servers "$out"/two-810[12].yaml --seed $round --out "$out/two-$round.jsonl"
-    done
-    $python "$here/block_traffic.py" chats --servers "$out"/three-810[123].yaml --load 1 --seed 5 --out "$out/chats-5.jsonl"
-    $python -c 'import json, sys, yaml
-print(json.dumps({"backends": [yaml.safe_load(open(path))["backends"][0] for path in sys.argv[1:]]}))' "$out"/two-810[12].yaml > "$out/told.yaml"
-    bash "$here/shares.sh" router 8130 told --policy default --backends "$out/told.yaml" || exit 1
-  fi
-  which nvidia-smi > /dev/null && { nvidia-smi --query-gpu=timestamp,clocks.sm,power.draw --format=csv,noheader -l 5 >> "$out/clocks.csv" & watch=$!; }
+  which nvidia-smi > /dev/null && { nvidia-smi --query-gpu=timestamp,clocks.sm,power.draw --format=csv,noheader -l 2 >> "$out/clocks.csv" & watch=$!; }
   list | while read -r name traffic router servers policy; do
     [ -e "$out/$name.json" ] && continue
-    [ $(($(date +%s) - began + BLOCK_S)) -gt $2 ] && { echo "$name: no time left"; break; }
-    timeout 150 $python "$here/router_blocks.py" block "$out/$traffic.jsonl" --name $name --policy $policy --router $router --admin $((router + 1)) \
-      --servers $servers --out "$out" || echo "$name has failed"
-    echo "  $(($(date +%s) - began)) s"
+    [ $(($(date +%s) - began + seconds + 15)) -gt $2 ] && { echo "$name: no time left"; break; }
+    case $name in free_*) nvidia-smi -rgc > /dev/null ;; *) [ -n "$CLOCK_MHZ" ] && nvidia-smi -lgc $CLOCK_MHZ,$CLOCK_MHZ > /dev/null ;; esac
+    block $name $traffic $router $servers $policy
   done
   [ -n "$watch" ] && kill $watch
   ;;
-*) sed -n '1,6s/^# *//p' "$0"; exit 2 ;;
+*) sed -n '1,9s/^# *//p' "$0"; exit 2 ;;
 esac
 exit 0

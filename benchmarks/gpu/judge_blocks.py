@@ -3,7 +3,8 @@
     python benchmarks/gpu/judge_blocks.py benchmarks/gpu/h200/shares/blocks three two \
         --predicted benchmarks/gpu/h200/shares
 
-A change is the geometric mean over the rounds, each against least-outstanding on the same arrivals.
+A change is the geometric mean over the rounds, each against least-outstanding on the same arrivals. Where
+nothing was predicted, what was measured is printed.
 Intervals (95 %) come from resampling stretches of five seconds of arrivals, the same ones for both
 policies.
 """
@@ -52,7 +53,8 @@ def main() -> None:
     parser.add_argument("--predicted", type=Path, required=True, help="folder of predicted-KIND.json")
     asked = parser.parse_args()
     for kind in asked.kinds:
-        predicted = json.loads((asked.predicted / f"predicted-{kind}.json").read_text())["policies"]
+        said = asked.predicted / f"predicted-{kind}.json"
+        predicted = json.loads(said.read_text())["policies"] if said.exists() else None
         tables: dict[tuple[str, str], pl.DataFrame] = {}
         reports = []
         for path in sorted(asked.blocks.glob(f"{kind}_*.csv.gz")):
@@ -73,15 +75,20 @@ def main() -> None:
             rng = np.random.default_rng(0)
             again = np.array([change(pairs, rng) for _ in range(NUM_RESAMPLED)])
             low, high = np.quantile(again, (0.025, 0.975), axis=0)
-            told = predicted["default" if policy == "told" else policy]
+            told = predicted and predicted["default" if policy == "told" else policy]
             cells = []
             for k, name in enumerate(MEASURES):
+                if told is None:
+                    cells.append(" ".join(f"{100 * one:+.1f}" for one in (found[k], low[k], high[k])))
+                    continue
                 expected = told[name]["change"]
                 is_close = expected * found[k] > 0 and abs(found[k] - expected) <= abs(expected) / 3
                 verdict = ("yes" if is_close else "NO") if name in JUDGED else "–"
                 values = " ".join(f"{100 * one:+.1f}" for one in (expected, found[k], low[k], high[k]))
                 cells.append(f"{values} {verdict}")
             print(f"  {policy:15} " + " | ".join(cells))
+        if predicted is None:
+            continue
         base = [
             measures(*(table[name].to_numpy() for name in TIMES))
             for (_, one), table in tables.items()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pointsman.cli.console import compilation_announced, print_json, progress, say
 from pointsman.cli.options import AsJson
 from pointsman.errors import InputError
+
+if TYPE_CHECKING:
+    from pointsman.live.traffic import TrafficFit
 
 
 def calibrate(
@@ -20,7 +23,9 @@ def calibrate(
     traffic: Annotated[
         Path | None,
         typer.Option(
-            "--traffic", metavar="FILE", help="Recorded requests with their times, instead of probing."
+            "--traffic",
+            metavar="FILE",
+            help="Recorded requests with their times, instead of probing; with --url, those of that server.",
         ),
     ] = None,
     out: Annotated[
@@ -38,12 +43,20 @@ def calibrate(
     most. The file is read by `serve --backends FILE`, and in a configuration as
     `cluster.replicas: [{description: FILE}]`.
 
+    A server that shares its card or host is slower than a probe of it alone says: calibrate it from traffic
+    that all of them served. With --url and --traffic, KV memory is what the server says, nothing is probed,
+    and the file is of the same form.
+
     Example: pointsman calibrate --url http://127.0.0.1:8000 --minutes 3 --out my-server.yaml
     """
-    if (url is None) == (traffic is None):
-        raise InputError("--url", url, "either this or --traffic is needed", "give one of the two")
+    if url is None and traffic is None:
+        raise InputError("--url", url, "this or --traffic is needed", "give one of the two, or both")
     with compilation_announced():
-        data = _probe(url, minutes, max_streams) if url is not None else _read(traffic)
+        if traffic is None:
+            assert url is not None
+            data = _probe(url, minutes, max_streams)
+        else:
+            data = _read(traffic) if url is None else _read_one(url, traffic)
     if out is not None:
         import yaml
 
@@ -88,39 +101,76 @@ def _probe(url: str, minutes: float, max_streams: int) -> dict[str, Any]:
     return asyncio.run(measure())
 
 
-def _read(path: Path | None) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     from pointsman.live.traffic import UNDETERMINED, fit_traffic, read_traffic
 
-    assert path is not None
-    servers = [
-        {
-            "server": fit.server,
-            "replica": {
-                "cost": {"kind": "linear", **fit.cost},
-                "scheduler": {"kind": "vllm-v1", "api_s": fit.api_s},
-            },
-            "uncertainty": fit.errors,
-            "requests": fit.num_requests,
-        }
-        for fit in fit_traffic(read_traffic(path))
-    ]
+    servers = [_of_server(fit) for fit in fit_traffic(read_traffic(path))]
     alone = {"replica": servers[0]["replica"]} if len(servers) == 1 else {}
+    undetermined = [*UNDETERMINED, "the KV memory: give --url as well"]
+    return {**alone, "servers": servers, "measured": {"traffic": str(path), "undetermined": undetermined}}
+
+
+def _of_server(fit: TrafficFit) -> dict[str, Any]:
     return {
-        **alone,
-        "servers": servers,
-        "measured": {"traffic": str(path), "undetermined": list(UNDETERMINED)},
+        "server": fit.server,
+        "replica": fit.replica,
+        "uncertainty": fit.errors,
+        "off_on_this_traffic": fit.replayed,
+        "requests": fit.num_requests,
+    }
+
+
+def _percents(shares: dict[str, float]) -> str:
+    return ", ".join(f"{100 * value:+.1f} % ({name.replace('_', ' ')})" for name, value in shares.items())
+
+
+def _read_one(url: str, path: Path) -> dict[str, Any]:
+    """What `_probe` gives, from traffic and what the server says about itself."""
+    import polars as pl
+
+    from pointsman.live.probing import Server
+    from pointsman.live.traffic import UNDETERMINED, fit_traffic, read_traffic
+
+    server = Server(url)
+    facts = asyncio.run(server.facts())
+    table = read_traffic(path)
+    names = table["server"].unique().sort().to_list()
+    if names != ["all"]:
+        table = table.filter(pl.col("server").str.strip_chars_end("/") == server.url)
+        if table.is_empty():
+            problem = f"has no requests of {server.url}, but of {', '.join(names[:4])}"
+            raise InputError("--traffic", str(path), problem, "name one of these with --url")
+    (fit,) = fit_traffic(table, facts.num_blocks, facts.block_size or 16)
+    calibration = fit.speeds
+    undetermined = list(UNDETERMINED)
+    if facts.num_blocks is None or facts.block_size is None:
+        undetermined.append("KV memory: /metrics does not tell")
+    else:
+        calibration["kv_capacity_tokens"] = facts.num_blocks * facts.block_size
+    return {
+        "backends": [{"url": server.url, "calibration": calibration}],
+        "replica": fit.replica,
+        "measured": {
+            "url": server.url,
+            "model": facts.model,
+            "traffic": str(path),
+            "servers": [_of_server(fit)],
+            "undetermined": undetermined,
+        },
     }
 
 
 def _tell(data: dict[str, Any], out: Path) -> None:
     measured = data["measured"]
-    if "servers" in data:
-        for one in data["servers"]:
+    if "traffic" in measured:
+        for one in data.get("servers") or measured["servers"]:
             cost = one["replica"]["cost"]
             say(
                 f"server {one['server']}, {one['requests']} requests: {1e3 * cost['a']:.2f} ms a step, "
                 f"{1e6 * cost['b']:.1f} µs a prompt token, {1e6 * cost['c']:.1f} µs a stream"
             )
+            off = one["off_on_this_traffic"]
+            say(f"  simulated, the same requests are off by {_percents(off)}")
     else:
         figures = data["backends"][0]["calibration"]
         errors = measured["uncertainty"]
@@ -130,6 +180,11 @@ def _tell(data: dict[str, Any], out: Path) -> None:
             f"{1e3 * step_s:.2f} ms a step (±{errors['step_floor_s']:.1%}), "
             f"{1e6 * prompt_s:.1f} µs a prompt token (±{errors['prefill_s_per_token']:.1%})"
         )
+        if "under_load" in measured:
+            say(
+                f"answers that came and went took {measured['under_load']:.2f} times as long as "
+                "single probes would say; the file follows them"
+            )
         if data["replica"]["scheduler"]["async_scheduling"]:
             say("the next step is planned while one runs (asynchronous scheduling)")
     say("not determined: " + "; ".join(measured["undetermined"]))

@@ -3,6 +3,9 @@
 A step takes a time that rises piecewise linearly with its tokens, plus what sequences, context tokens and
 pairs of prompt tokens add; a first token also waits for the API server and for the step that runs. All of it
 is linear in the unknowns. The uncertainty is that of fits to resampled probes.
+
+Where requests come and go (`Mixed`), steps may take longer than single probes say: API server and engine
+share cores, or clocks fall. That is what a server does under load, so all steps are scaled by it.
 """
 
 from __future__ import annotations
@@ -16,17 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.errors import InputError
-from pointsman.live.probing import Decode, Facts, Idle, Joined, Probe
+from pointsman.live.probing import Decode, Facts, Idle, Joined, Mixed, Probe
 from pointsman.simulator.cost import cost_tables
 from pointsman.simulator.measured import ServerTimes
 from pointsman.simulator.steps import StepsCost
 
 Floats = NDArray[np.float64]
+Single = Idle | Decode | Joined
 
 KNOTS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 NUM_RESAMPLED = 40
 MIN_PROBES = 12
+MIN_MIXED = 20
+SCALED = ("sequence_s", "context_s", "pair_s")
 
 
 @dataclass(frozen=True)
@@ -37,29 +43,67 @@ class Fit:
     errors: dict[str, float]  # one standard deviation, as a share of the figure
     residual: float  # typical error of the fit on its own probes, as a share
     num_probes: int
+    under_load: float | None  # by which all steps were scaled; None: too few answers that came and went
 
 
 def fit_probes(probes: Sequence[Probe]) -> Fit:
-    kinds = {kind: [one for one in probes if isinstance(one, kind)] for kind in (Idle, Decode, Joined)}
-    if len(probes) < MIN_PROBES or not all(kinds.values()):
+    single: list[Single] = [one for one in probes if not isinstance(one, Mixed)]
+    mixed = [one for one in probes if isinstance(one, Mixed)]
+    kinds = {kind: [one for one in single if isinstance(one, kind)] for kind in (Idle, Decode, Joined)}
+    if len(single) < MIN_PROBES or not all(kinds.values()):
         problem = "are too few to fit a cost model: " + ", ".join(
             f"{len(found)} {kind.__name__.lower()}" for kind, found in kinds.items()
         )
-        raise InputError("--minutes", f"{len(probes)} probes", problem, "allow more time")
-    budget = _budget([one for one in probes if isinstance(one, Joined)])
-    best, residual = _fit_once(probes, budget)
+        raise InputError("--minutes", f"{len(single)} probes", problem, "allow more time")
+    budget = _budget([one for one in single if isinstance(one, Joined)])
+    (cost, server), residual = _fit_once(single, budget)
+    factor = _under_load(cost, mixed)
+    best = _slower(cost, factor), server
     rng = np.random.default_rng(0)
     figures = [_figures(*best)]
     for _ in range(NUM_RESAMPLED):
         again = [
             probe for found in kinds.values() for probe in rng.choice(np.array(found, object), len(found))
         ]
-        figures.append(_figures(*_fit_once(again, budget)[0]))
+        (cost, server), _ = _fit_once(again, budget)
+        beside = [mixed[k] for k in rng.integers(0, max(len(mixed), 1), len(mixed))]
+        figures.append(_figures(_slower(cost, _under_load(cost, beside)), server))
     spread = {
         name: float(np.std([one[name] for one in figures[1:]]) / max(figures[0][name], 1e-12))
         for name in figures[0]
     }
-    return Fit(*best, budget, spread, residual, len(probes))
+    return Fit(*best, budget, spread, residual, len(single), factor)
+
+
+def _under_load(cost: StepsCost, mixed: Sequence[Mixed]) -> float | None:
+    """How many times as long as by `cost` the answers took that came and went; the median of them."""
+    if len(mixed) < MIN_MIXED:
+        return None
+    tables = cost_tables(cost, None)
+
+    def step_s(one: Mixed, *prompts: int) -> float:
+        num_decodes = round(one.num_seqs)
+        return tables.stage_s(
+            sum(prompts),
+            num_decodes=num_decodes,
+            context_tokens=round(one.num_seqs * one.mean_context),
+            pairs=sum(prompt**2 / 2 for prompt in prompts),
+            num_seqs=num_decodes + len(prompts),
+        )
+
+    said_s = [
+        one.num_steps * step_s(one) + sum(step_s(one, prompt) - step_s(one) for prompt in one.joined)
+        for one in mixed
+    ]
+    return float(np.median([one.seconds / said for one, said in zip(mixed, said_s, strict=True)]))
+
+
+def _slower(cost: StepsCost, factor: float | None) -> StepsCost:
+    if factor is None:
+        return cost
+    changed: dict[str, Any] = {name: factor * getattr(cost, name) for name in SCALED}
+    changed["step_s"] = tuple((tokens, factor * seconds) for tokens, seconds in cost.step_s)
+    return cost.model_copy(update=changed)
 
 
 def _figures(cost: StepsCost, _: ServerTimes) -> dict[str, float]:
@@ -101,7 +145,7 @@ def _pieces(num_prompt: int, num_decodes: int, budget: int) -> list[tuple[int, f
     return pieces
 
 
-def _fit_once(probes: Sequence[Probe], budget: int) -> tuple[tuple[StepsCost, ServerTimes], float]:
+def _fit_once(probes: Sequence[Single], budget: int) -> tuple[tuple[StepsCost, ServerTimes], float]:
     most = max(
         max(tokens for tokens, _ in _pieces(one.num_prompt, 0, budget))
         if not isinstance(one, Decode)
@@ -266,6 +310,7 @@ def description(
             "probes": fit.num_probes,
             "error_of_the_fit": _short(fit.residual),
             "uncertainty": {name: _short(value) for name, value in fit.errors.items()},
+            **({} if fit.under_load is None else {"under_load": _short(fit.under_load)}),
             "undetermined": undetermined,
         },
     }
@@ -273,7 +318,7 @@ def description(
 
 def _cost(cost: StepsCost) -> dict[str, Any]:
     curve = [[tokens, _short(seconds)] for tokens, seconds in cost.step_s]
-    others = {name: _short(getattr(cost, name)) for name in ("sequence_s", "context_s", "pair_s")}
+    others = {name: _short(getattr(cost, name)) for name in SCALED}
     return {"kind": "steps", "step_s": curve, **others}
 
 

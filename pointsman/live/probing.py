@@ -1,4 +1,6 @@
-"""Measures a running OpenAI-compatible server from outside: idle prompts, batches, prompts that join them.
+"""Measures a running OpenAI-compatible server from outside: idle prompts, batches, prompts that join them,
+and requests of all sizes that come and go: what the server's other processes take from its steps shows only
+there.
 
 Every probe is a few streamed completions whose lengths we choose (`ignore_eos`); prompts are random token
 ids, so that nothing comes from a prefix cache. A probe starts only when the server is quiet: on a shared
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import re
 import statistics
@@ -27,6 +30,12 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 1024, 4096)
 NUM_STEPS = 20  # of a batch that are timed
 KV_SHARE = 0.5
+MIXED_PROMPTS, MIXED_OUTPUTS = (32, 2048), (8, 64)  # tokens, from and to
+MIXED_SHARE, MIXED_S = (
+    0.08,
+    (1.5, 8.0),
+)  # of the time to probe with, for one mixture; and seconds, from and to
+MIN_MIXED_TOKENS = 8
 QUIET_S = 2.0  # how long to wait for others to finish
 _EVENT = b'"choices":[{'
 
@@ -82,7 +91,18 @@ class Joined:
     num_tokens_meanwhile: int  # of a running stream, until the first token
 
 
-Probe = Idle | Decode | Joined
+@dataclass(frozen=True)
+class Mixed:
+    """One answer among others that came and went."""
+
+    num_steps: int
+    seconds: float  # from its first token to its last
+    num_seqs: float  # that ran meanwhile, itself included, on average
+    mean_context: float
+    joined: tuple[int, ...]  # prompts that were taken in meanwhile
+
+
+Probe = Idle | Decode | Joined | Mixed
 
 
 class Server:
@@ -191,12 +211,14 @@ class Prober:
     num_together: int = 1  # sequences that were seen to run at once
     limit_seqs: int | None = None  # the same, where more were asked for
     probes: list[Probe] = field(default_factory=list)
+    _mixed_s: float = MIXED_S[0]
 
     async def run(self, seconds: float, on_probe: Callable[[float, str], None] | None = None) -> list[Probe]:
         """`on_probe` gets the share of the time that is over and what was done."""
         began_at = monotonic()
         await self._ask(16, 4)  # whatever the server does only once
         plan = self._plan()
+        self._mixed_s = min(max(MIXED_SHARE * seconds, MIXED_S[0]), MIXED_S[1])
         number = 0
         while number < len(plan) or monotonic() - began_at < seconds:
             kind, size, context = plan[number % len(plan)]
@@ -232,9 +254,12 @@ class Prober:
         order = random.Random(2)
         for some in (idles, decodes, joins):
             order.shuffle(some)
-        mixed = [one for some in zip_longest(idles, decodes, joins) for one in some if one is not None]
+        every = [one for some in zip_longest(idles, decodes, joins) for one in some if one is not None]
+        longest = min(MIXED_PROMPTS[1], room)
+        for number, size in enumerate(size for size in batches[::-2] if self._fits(size, longest)):
+            every.insert(min(17 + 12 * number, len(every)), ("mixed", size, longest))
         # The largest batch comes first: it shows how many sequences the server runs at once.
-        return [("decode", batches[-1], contexts[0]), *mixed]
+        return [("decode", batches[-1], contexts[0]), *every]
 
     def _fits(self, num_seqs: int, context: int) -> bool:
         if self.facts.num_blocks is None or self.facts.block_size is None:
@@ -285,6 +310,22 @@ class Prober:
         step_s = (steps[-1] - steps[1]) / (len(steps) - 2)
         return [Decode(num_seqs, statistics.mean(held), step_s)]
 
+    async def mixed(self, num_seqs: int, longest: int) -> Sequence[Probe]:
+        """So many clients, each with one request after the other, of all sizes."""
+        dice, end = random.Random(), monotonic() + self._mixed_s
+        answers: list[tuple[int, ProbeAnswer]] = []
+
+        def drawn(least: int, most: int) -> int:
+            return round(math.exp(dice.uniform(math.log(least), math.log(max(least, most)))))
+
+        async def client() -> None:
+            while monotonic() < end:
+                prompt = drawn(min(MIXED_PROMPTS[0], longest), longest)
+                answers.append((prompt, await self._ask(prompt, drawn(*MIXED_OUTPUTS))))
+
+        await asyncio.gather(*(client() for _ in range(num_seqs)))
+        return mixed_probes(answers)
+
     async def join(self, num_seqs: int, num_prompt: int) -> Sequence[Probe]:
         """The running streams are told to go on for long, and are given up once the prompt is through."""
         context, num_output = 128, self.facts.max_model_tokens - 140
@@ -318,3 +359,29 @@ class Prober:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             await self._is_quiet()
+
+
+def mixed_probes(answers: Sequence[tuple[int, ProbeAnswer]]) -> list[Mixed]:
+    """Of prompts' lengths and what came back."""
+    spans = [
+        (prompt, one.token_at[0], one.token_at[-1], one.num_tokens) for prompt, one in answers if one.token_at
+    ]
+    found = []
+    for _, began, ended, num_tokens in spans:
+        if num_tokens < MIN_MIXED_TOKENS or ended <= began:
+            continue
+        shared = [
+            (prompt + num / 2, max(0.0, min(ended, last) - max(began, first)))
+            for prompt, first, last, num in spans
+        ]
+        total_s = sum(both_s for _, both_s in shared)
+        found.append(
+            Mixed(
+                num_tokens - 1,
+                ended - began,
+                total_s / (ended - began),
+                sum(context * both_s for context, both_s in shared) / total_s,
+                tuple(prompt for prompt, first, _, _ in spans if began < first <= ended),
+            )
+        )
+    return found

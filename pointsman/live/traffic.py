@@ -2,8 +2,11 @@
 
 A request's stream lasts for its steps; each takes a fixed time, something for every stream that runs beside
 it, and something for every prompt token that is computed meanwhile: what a cache held is left out. Over many
-requests that is a linear regression. Shapes beyond a line, attention, memory and limits do not show in these
-times.
+requests that is a linear regression. What a server does beside its steps is found by replaying the requests
+in the simulator. Shapes beyond a line, attention, memory and limits do not show in these times.
+
+Such a fit holds for a server among its neighbours, under the load that was recorded: where servers share a
+card, a host or a power limit, a probe of one of them alone is faster.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from numpy.typing import NDArray
 
 from pointsman.errors import InputError
 from pointsman.live.fitting import nonnegative
+from pointsman.live.replaying import replay
 
 Floats = NDArray[np.float64]
 
 MIN_REQUESTS = 100
 MIN_OUTPUT = 8
 NUM_RESAMPLED = 40
+ENDLESS_BLOCKS = 1_000_000
 CACHED = "num_cached_tokens"
 NAMES = {
     "prompt_tokens": "num_prefill_tokens",
@@ -33,8 +38,8 @@ NAMES = {
 TIMES = ("arrived_at", "num_prefill_tokens", "num_decode_tokens", "first_token_at", "completed_at")
 UNDETERMINED = (
     "attention (cost.d, cost.e) and the shape of the step's time",
-    "the scheduler's limits and the KV memory",
-    "asynchronous scheduling",
+    "max_num_seqs, and budgets other than vLLM's usual ones",
+    "asynchronous scheduling: the better guess; a slower API server looks much the same",
     "what was cached, where servers do not say (vLLM does with --enable-prompt-tokens-details)",
 )
 
@@ -44,8 +49,20 @@ class TrafficFit:
     server: str
     num_requests: int
     cost: dict[str, float]  # of kind `linear`
-    api_s: float
+    scheduler: dict[str, Any]
     errors: dict[str, float]  # one standard deviation, as a share
+    replayed: dict[str, float]  # how far off means are when the same requests are simulated, as a share
+
+    @property
+    def replica(self) -> dict[str, Any]:
+        """As in `cluster.replicas`."""
+        return {"scheduler": self.scheduler, "cost": {"kind": "linear", **self.cost}}
+
+    @property
+    def speeds(self) -> dict[str, Any]:
+        """As in `serve --backends`."""
+        names = ("step_floor_s", "prefill_s_per_token", "decode_s_per_token")
+        return {name: value for name, value in zip(names, self.cost.values(), strict=True) if value > 0}
 
 
 def read_traffic(path: Path) -> pl.DataFrame:
@@ -74,18 +91,20 @@ def read_traffic(path: Path) -> pl.DataFrame:
     return table.select(*times, computed=pl.col("num_prefill_tokens") - cached, server=server).drop_nulls()
 
 
-def fit_traffic(table: pl.DataFrame) -> list[TrafficFit]:
-    """One for each server."""
+def fit_traffic(table: pl.DataFrame, num_blocks: int | None = None, block_size: int = 16) -> list[TrafficFit]:
+    """One for each server; KV memory is no limit if nobody says how much there is."""
+    memory = {} if num_blocks is None else {"num_blocks": num_blocks, "block_size": block_size}
     fits = []
     for (server,), rows in sorted(table.partition_by("server", as_dict=True).items(), key=str):
         if len(rows) < MIN_REQUESTS:
             problem = f"has {len(rows)} requests of server {server}"
             raise InputError("--traffic", server, problem, f"record at least {MIN_REQUESTS}")
-        fits.append(_fit_server(str(server), rows))
+        fits.append(_fit_server(str(server), rows, memory))
     return fits
 
 
-def _fit_server(server: str, rows: pl.DataFrame) -> TrafficFit:
+def stream_table(rows: pl.DataFrame) -> tuple[Floats, Floats]:
+    """Of answers of one server: [n, 3] steps, prompt tokens and streams of all steps; [n] seconds."""
     first, last, prompts, outputs = (
         rows[name].to_numpy() for name in ("first_token_at", "completed_at", "computed", "num_decode_tokens")
     )
@@ -97,24 +116,33 @@ def _fit_server(server: str, rows: pl.DataFrame) -> TrafficFit:
         num_streams = overlap_s.sum() / max(last[i] - first[i], 1e-9)
         joined = (first > first[i]) & (first <= last[i])
         table[row] = num_steps, prompts[joined].sum(), num_steps * num_streams
-    seconds = (last - first)[timed]
+    return table, (last - first)[timed]
+
+
+def _fit_server(server: str, rows: pl.DataFrame, memory: dict[str, int]) -> TrafficFit:
+    table, seconds = stream_table(rows)
     weight = 1.0 / np.maximum(seconds, 1e-3)
 
     def fit(chosen: Any) -> Floats:
         return nonnegative(table[chosen] * weight[chosen, None], seconds[chosen] * weight[chosen])
 
-    found = fit(np.arange(len(timed)))
+    num = len(seconds)
+    found = fit(np.arange(num))
     rng = np.random.default_rng(0)
-    again = np.array([fit(rng.integers(0, len(timed), len(timed))) for _ in range(NUM_RESAMPLED)])
+    again = np.array([fit(rng.integers(0, num, num)) for _ in range(NUM_RESAMPLED)])
     errors = again.std(axis=0) / np.maximum(found, 1e-12)
     cost = dict(zip("abc", map(float, found), strict=True))
+    first, last = (rows[name].to_numpy() for name in ("first_token_at", "completed_at"))
+    begun_or_ended = np.repeat((1, -1), len(rows))[np.argsort(np.concatenate([first, last]))]
+    most_at_once = int(np.cumsum(begun_or_ended).max())
+    limits = {"kind": "vllm-v1", "max_num_seqs": 256 if most_at_once < 256 else 1024, **memory}
+    again_s = replay(rows, cost, {"num_blocks": ENDLESS_BLOCKS} | limits)
+    scheduler = limits | {"max_num_batched_tokens": again_s.max_num_batched_tokens} | dict(again_s.times)
     return TrafficFit(
-        server, len(rows), cost, _api_s(rows, cost), dict(zip("abc", map(float, errors), strict=True))
+        server,
+        len(rows),
+        cost,
+        scheduler,
+        dict(zip("abc", map(float, errors), strict=True)),
+        again_s.errors,
     )
-
-
-def _api_s(rows: pl.DataFrame, cost: dict[str, float]) -> float:
-    """What the quickest first tokens took beyond their own step."""
-    ttft_s = (rows["first_token_at"] - rows["arrived_at"]).to_numpy()
-    own_s = cost["a"] + cost["b"] * rows["computed"].to_numpy()
-    return float(max(0.0, np.quantile(ttft_s - own_s, 0.05)))

@@ -12,11 +12,23 @@ import polars as pl
 import pytest
 import yaml
 
+from pointsman.cli.calibrate import calibrate
 from pointsman.emulator.engine import load_engine
 from pointsman.emulator.replica import EmulatedReplica
 from pointsman.errors import InputError
 from pointsman.live.fitting import description, fit_probes, nonnegative
-from pointsman.live.probing import Decode, Facts, Idle, Joined, Probe, Prober, Server
+from pointsman.live.probing import (
+    Decode,
+    Facts,
+    Idle,
+    Joined,
+    Mixed,
+    Probe,
+    ProbeAnswer,
+    Prober,
+    Server,
+    mixed_probes,
+)
 from pointsman.live.traffic import fit_traffic, read_traffic
 from pointsman.router.replicas.discovery import FileSource
 from pointsman.router.telemetry.recording import Recorder, Speed, new_recording
@@ -81,6 +93,42 @@ def test_the_fit_finds_what_the_probes_were_made_of(is_async: bool) -> None:
     assert 0 < fit.errors["prefill_s_per_token"] < 0.2
 
 
+def loaded(slower: float) -> list[Mixed]:
+    """Answers of a server whose steps take `slower` times as long while requests come and go."""
+    cost = {"kind": "linear"} | {name: slower * float(TRUTH[name]) for name in "abcde"}  # type: ignore[arg-type]
+    scheduler = SCHEDULER | {"max_num_seqs": 64}
+    workload = random_workload(150, 3.0, mean_tokens=200.0)
+    requests = Run(make_cluster(replicas=1, scheduler=scheduler, cost=cost), workload).to_end().requests
+    answers = [
+        (
+            int(one.num_prefill),
+            ProbeAnswer(one.arrived_at, [one.first_token_at, one.completed_at], int(one.num_decode)),
+        )
+        for one in requests
+    ]
+    return mixed_probes(answers)
+
+
+def test_answers_that_come_and_go_agree_with_single_probes_where_nothing_is_shared() -> None:
+    probes = made_probes(True, np.random.default_rng(1))
+    fit = fit_probes([*probes, *loaded(1.0)])
+    assert fit.under_load == pytest.approx(1.0, abs=0.03)
+    assert fit.num_probes == len(probes)
+    assert fit_probes(probes).under_load is None
+
+
+def test_a_server_that_is_slower_under_load_is_described_as_under_load() -> None:
+    probes = made_probes(True, np.random.default_rng(1))
+    fit = fit_probes([*probes, *loaded(1.3)])
+    assert fit.under_load == pytest.approx(1.3, abs=0.05)
+    cluster = description("http://s", Facts("m", 4096, 16, 4000), fit, None, 12)
+    plan = plan_replicas(make_cluster(replicas=[cluster["replica"]]))[0]
+    for num_decodes in (2, 4, 8):
+        found = decode_s(plan, num_decodes, 300)
+        assert found == pytest.approx(1.3 * step_s(0, num_decodes, 300), rel=0.08)
+    assert cluster["measured"]["under_load"] == pytest.approx(fit.under_load, rel=1e-3)
+
+
 def with_server(plan: ReplicaPlan, test: Callable[[EmulatedReplica], Awaitable[None]]) -> None:
     load_engine()
 
@@ -120,6 +168,25 @@ def test_a_live_server_is_calibrated_within_seconds(tmp_path: Path) -> None:
     backend = FileSource(path).read()[0]
     assert backend.calibration is not None
     assert backend.calibration["step_floor_s"] == pytest.approx(step_s(0, 1, 1024), rel=0.2)
+
+
+def test_a_live_server_is_probed_with_answers_that_come_and_go() -> None:
+    async def probe(replica: EmulatedReplica) -> None:
+        server = Server(replica.url)
+        prober = Prober(server, await server.facts(), max_streams=8)
+        assert "mixed" in {kind for kind, _, _ in prober._plan()[:20]}
+        found = [one for one in await prober.mixed(8, 1000) if isinstance(one, Mixed)]
+        assert len(found) > 8
+        assert 3 < np.mean([one.num_seqs for one in found]) <= 8
+        seconds = sum(one.seconds for one in found)
+        said_s = sum(
+            one.num_steps * step_s(0, round(one.num_seqs), one.mean_context)
+            + sum(step_s(prompt, 0) - step_s(0, 0) for prompt in one.joined)
+            for one in found
+        )
+        assert seconds == pytest.approx(said_s, rel=0.25)  # the emulator shares this machine with the prober
+
+    with_server(truth(is_async=False), probe)
 
 
 def test_long_prompts_do_not_look_like_a_limit() -> None:
@@ -221,6 +288,63 @@ def test_what_the_router_records_can_be_calibrated_by(tmp_path: Path) -> None:
     for fit in fits:
         assert fit.cost["a"] == pytest.approx(costs[fit.server], rel=0.1)
         assert fit.cost["b"] == pytest.approx(1e-4, rel=0.25)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_recorded_traffic_tells_the_times_beside_the_steps(is_async: bool, tmp_path: Path) -> None:
+    """By a replay, which says how far off the fit is; half of the requests are another server's."""
+    rng = np.random.default_rng(4)
+    scheduler = {"kind": "vllm-v1", "num_blocks": 4000, "max_num_batched_tokens": 8192}
+    scheduler |= {"async_scheduling": is_async, "api_s": API_S}
+    cost = {"kind": "linear", "a": 0.015, "b": 8e-5, "c": 4e-4}
+    run = Run(
+        make_cluster(replicas=1, scheduler=scheduler, cost=cost), random_workload(500, 4.0, mean_tokens=150.0)
+    ).to_end()
+    mine = {name: run.requests[name] for name in ("arrived_at", "first_token_at", "completed_at")}
+    mine |= {
+        "num_prefill_tokens": run.requests["num_prefill"],
+        "num_decode_tokens": run.requests["num_decode"],
+    }
+    other = mine | {"first_token_at": mine["first_token_at"] + rng.uniform(0, 1, len(run.requests))}
+    tables = [pl.DataFrame(one | {"server": name}) for one, name in ((mine, "http://a"), (other, "http://b"))]
+    pl.concat(tables).write_ndjson(tmp_path / "traffic.jsonl")
+    fit, _ = fit_traffic(read_traffic(tmp_path / "traffic.jsonl"), 4000)
+    assert fit.server == "http://a"
+    assert fit.scheduler["async_scheduling"] == is_async
+    assert fit.scheduler["api_s"] == pytest.approx(API_S, abs=0.003)
+    assert fit.scheduler["num_blocks"] == 4000
+    assert abs(fit.replayed["ttft_mean"]) < 0.05
+    assert abs(fit.replayed["e2e_mean"]) < 0.02
+
+
+def test_traffic_and_what_the_server_says_make_one_file(tmp_path: Path) -> None:
+    """As a user whose servers share a card would do: nothing is probed."""
+    cost = {"kind": "linear", "a": 0.01, "b": 1e-4, "c": 5e-4}
+    run = Run(make_cluster(replicas=1, cost=cost), random_workload(300, 4.0, mean_tokens=120.0)).to_end()
+    times = {name: run.requests[name] for name in ("arrived_at", "first_token_at", "completed_at")}
+    table = pl.DataFrame(
+        times
+        | {"num_prefill_tokens": run.requests["num_prefill"], "num_decode_tokens": run.requests["num_decode"]}
+    )
+    traffic, out = tmp_path / "traffic.jsonl", tmp_path / "server.yaml"
+
+    async def ask(replica: EmulatedReplica) -> None:
+        def call() -> None:
+            table.with_columns(server=pl.lit(replica.url + "/")).write_ndjson(traffic)
+            calibrate(url=replica.url, traffic=traffic, out=out)
+            table.with_columns(server=pl.lit("http://else")).write_ndjson(traffic)
+            with pytest.raises(InputError, match=r"has no requests of .* but of http://else"):
+                calibrate(url=replica.url, traffic=traffic)
+
+        await asyncio.to_thread(call)
+
+    with_server(truth(is_async=False), ask)
+    plan = plan_replicas(make_cluster(replicas=[{"description": "server.yaml"}]), tmp_path)[0]
+    assert plan.num_blocks == SCHEDULER["num_blocks"]
+    assert decode_s(plan, 8, 100) == pytest.approx(0.01 + 8 * 5e-4, rel=0.1)
+    backend = FileSource(out).read()[0]
+    assert backend.calibration is not None
+    assert backend.calibration["prefill_s_per_token"] == pytest.approx(1e-4, rel=0.15)
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
