@@ -107,6 +107,7 @@ class Trainer:
 
     def step(self, fraction_done: float) -> tuple[dict[str, float], list[Event]]:
         """One update; returns its metrics (the same at every rank) and what exploration changed."""
+        self.prices.are_due = fraction_done >= self.config.prices.begin
         stage = self.curriculum.stage(fraction_done, self.evaluation) if self.curriculum is not None else None
         news: list[Event] = []
         if stage is not None:
@@ -308,6 +309,8 @@ class Trainer:
         events = self.exploration.after_evaluation(
             self.num_updates, found["eval_score"], found.get("eval_baseline_score")
         )
+        if not self.prices.are_due:
+            return events  # the score counts limits, which nobody pays for yet
         self.prices.after_evaluation(found)
         is_best, back = self.going_back.after_evaluation(self.num_updates, found)
         if is_best:
