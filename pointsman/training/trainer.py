@@ -304,13 +304,11 @@ class Trainer:
     def judged(self, found: dict[str, float]) -> list[Event]:
         """Let exploration, prices and step sizes follow an evaluation, the same at every rank."""
         self.evaluation = found
-        if "eval_score" not in found:
-            return []
+        if "eval_score" not in found or not self.prices.are_due:
+            return []  # a score that counts limits says nothing while nobody pays for them
         events = self.exploration.after_evaluation(
             self.num_updates, found["eval_score"], found.get("eval_baseline_score")
         )
-        if not self.prices.are_due:
-            return events  # the score counts limits, which nobody pays for yet
         self.prices.after_evaluation(found)
         is_best, back = self.going_back.after_evaluation(self.num_updates, found)
         if is_best:
