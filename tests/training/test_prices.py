@@ -11,7 +11,7 @@ import pytest
 
 from pointsman.training.prices import Prices, PriceSpec
 from pointsman.training.ranks import Ranks
-from pointsman.training.trainer import train
+from pointsman.training.trainer import Trainer, train
 
 from .fakes import FakeSpec, MemoryHost, fake_config
 from .limited import CHEAPEST_NOISE, LIMIT, make_evaluate
@@ -114,3 +114,13 @@ def test_limits_that_begin_later_cost_nothing_before() -> None:
     free, kept = ([row["eval_noise"] for row in part if "eval_noise" in row] for part in (before, after))
     assert np.mean(free[-5:]) > LIMIT + 0.07
     assert np.mean(kept[-5:]) == pytest.approx(LIMIT, abs=0.03)
+
+
+def test_nothing_follows_a_score_whose_limits_are_free() -> None:
+    """It falls while they are: that is neither a reason to explore more nor to go back."""
+    trainer = Trainer(fake_config(prices={"begin": 0.5}), Ranks())
+    trainer.prepare()
+    fallen = [{"eval_score": -0.1 * k, "eval_baseline_score": 0.0} for k in range(1, 9)]
+    assert [trainer.judged(found) for found in fallen] == [[]] * 8
+    trainer.prices.are_due = True
+    assert any(trainer.judged(found) for found in fallen)
