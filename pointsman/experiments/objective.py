@@ -140,8 +140,8 @@ def parse_limit(metric: str, value: Any) -> Limit:
 
 
 # The more a second of waiting and its age cost, the shorter the tail and the longer the mean; the limits keep
-# what the mean is not to be bought with. First tokens of late-binding have the shortest tail that we know of: a
-# tenth of it is what `balanced` spends.
+# what the mean is not to be bought with. First tokens of late-binding have the shortest tail that we know of;
+# `balanced` may spend a tenth of it.
 OBJECTIVES: Mapping[str, Objective] = {
     one.name: one
     for one in (
