@@ -59,7 +59,7 @@ class PriceSpec(Spec):
 
 
 class Prices:
-    """`after_evaluation`, then `of` holds for the updates that follow. The state is plain JSON."""
+    """`follow` a run; `after_evaluation`, `of` holds for the updates that come. The state is plain JSON."""
 
     def __init__(self, spec: PriceSpec, limits: Sequence[str], groups: Sequence[str]) -> None:
         self.spec, self.limits, self.groups = spec, tuple(limits), tuple(groups)
@@ -67,7 +67,12 @@ class Prices:
         self._sums = dict.fromkeys(pairs, 0.0)  # what the integral part has come to
         self._breaches: dict[str, float] = {}  # at the last evaluation
         self._factors = dict.fromkeys(pairs, 0.0)  # logarithms
-        self.are_due = spec.begin == 0.0  # whoever trains says when they are; before, all are 0
+        self.are_due = False  # before, all are 0
+        self.follow(fraction_done=0.0)
+
+    def follow(self, fraction_done: float) -> None:
+        """Let them begin when it is time; without limits there is nothing to wait for."""
+        self.are_due = not self.limits or fraction_done >= self.spec.begin
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         spec, bound = self.spec, math.log(self.spec.range)

@@ -107,7 +107,7 @@ class Trainer:
 
     def step(self, fraction_done: float) -> tuple[dict[str, float], list[Event]]:
         """One update; returns its metrics (the same at every rank) and what exploration changed."""
-        self.prices.are_due = fraction_done >= self.config.prices.begin
+        self.prices.follow(fraction_done)
         stage = self.curriculum.stage(fraction_done, self.evaluation) if self.curriculum is not None else None
         news: list[Event] = []
         if stage is not None:

@@ -118,9 +118,12 @@ def test_limits_that_begin_later_cost_nothing_before() -> None:
 
 def test_nothing_follows_a_score_whose_limits_are_free() -> None:
     """It falls while they are: that is neither a reason to explore more nor to go back."""
-    trainer = Trainer(fake_config(prices={"begin": 0.5}), Ranks())
+    trainer = Trainer(fake_config(env={"kind": "training.limited"}, prices={"begin": 0.5}), Ranks())
     trainer.prepare()
     fallen = [{"eval_score": -0.1 * k, "eval_baseline_score": 0.0} for k in range(1, 9)]
     assert [trainer.judged(found) for found in fallen] == [[]] * 8
-    trainer.prices.are_due = True
+    trainer.prices.follow(0.5)
     assert any(trainer.judged(found) for found in fallen)
+    without_limits = Trainer(fake_config(prices={"begin": 0.5}), Ranks())
+    without_limits.prepare()
+    assert any(without_limits.judged(found) for found in fallen)
