@@ -94,9 +94,9 @@ def policies(
     """
     from pointsman.routing.heuristics import HEURISTICS
     from pointsman.routing.signals import SIGNALS
+    from pointsman.routing.sources import SHIPPED
 
-    known = {name: one.what + _parameters(one) for name, one in HEURISTICS.items()}
-    known["default"] = "where the trained policy of this package says; it may hold the request instead"
+    known = {name: one.what + _parameters(one) for name, one in HEURISTICS.items()} | SHIPPED
     title = "sends a request to"
     if env is not None and env != "routing":
         from pointsman.evaluation.problem import make_judge

@@ -48,10 +48,10 @@ def scenario_names(incomplete: str) -> list[str]:
 def policy_names(incomplete: str) -> list[str]:
     """The same of policies, the last of several with commas between them."""
     from pointsman.routing.heuristics import HEURISTICS
-    from pointsman.routing.sources import DEFAULT
+    from pointsman.routing.sources import SHIPPED
 
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in (*HEURISTICS, DEFAULT) if name.startswith(last)]
+    return [f"{before}{comma}{name}" for name in (*HEURISTICS, *SHIPPED) if name.startswith(last)]
 
 
 def _suite_names(incomplete: str) -> list[str]:

@@ -37,7 +37,7 @@ from pointsman.experiments.simulate import Outcome, Prepared, Workers, prepare, 
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec
 from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
-from pointsman.routing.sources import DEFAULT
+from pointsman.routing.sources import SHIPPED
 from pointsman.spec import parse_spec
 
 # What a table shows first: the two latencies a user feels, their mean and their tail.
@@ -171,7 +171,7 @@ def choose_policies(names: Sequence[str] | None, baseline: str, first: Prepared)
         if not first.workload.is_shared:
             left_out |= set(NEED_PREFIXES)
         names = [name for name in HEURISTICS if name not in left_out or name == own.kind]
-        names += [DEFAULT]
+        names += [*SHIPPED]
         names += [own.label] if own.kind not in HEURISTICS else []
     wanted: dict[str, PolicySpec] = {}
     for spec in (policy_named(name, own) for name in names):

@@ -1,7 +1,9 @@
 """Which policy to take: the sentence that a comparison begins with.
 
-The best policy is the one whose requests cost least (experiments/objective.py), among those that a router can
-have. Better is only what the 95 % interval leaves no doubt about.
+The best policy is the one whose requests cost least among those that a router can have, where what is beyond
+the objective's limits on tails counts as cost, several times (experiments/objective.py): as in training and
+`tune`. Better is only what the 95 % interval leaves no doubt about. A policy that is clearly shorter on
+average and pays for it with a tail is named beside the best: whether that is worth it is for the user to say.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from pointsman.evaluation.bootstrap import LEVEL, MIN_SEEDS, Ratio
-from pointsman.evaluation.compare import Comparison, cost_ratio
+from pointsman.evaluation.compare import HEADLINES, Comparison, cost_ratio, geometric_mean
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective
 from pointsman.report.appraisal import BETTER, UNCLEAR, Verdict
 from pointsman.report.tables import direction, listed, samples_text
@@ -32,10 +36,14 @@ def choice_of(
         name for name in ratios if name == baseline or not any(one.is_oracle(name) for one in comparisons)
     ]
     costs = {name: cost_ratio(comparisons, objective, name, baseline) for name in possible}
-    best = min(possible, key=lambda name: _or_last(costs[name].ratio))
+    penalties = {name: _penalty(comparisons, objective, name) for name in possible}
+    best = min(possible, key=lambda name: _or_last(math.log(costs[name].ratio)) + penalties[name])
     others = {name: cost_ratio(comparisons, objective, name, best) for name in possible if name != best}
-    alike = [name for name, ratio in others.items() if _is_alike(ratio)]
+    alike = [
+        name for name, ratio in others.items() if _is_alike(ratio) and penalties[name] <= penalties[best]
+    ]
     details = [f"As good, within {ALIKE:.0%} or the interval: {listed(alike)}."] if alike else []
+    details += _shorter(comparisons, best, [name for name in others if name not in alike])
     details += [*judged_text(comparisons), _basis(comparisons, objective)]
     return best, Verdict(*_verdict(best, baseline, ratios[best], costs[best], alike), details)
 
@@ -63,6 +71,32 @@ def _verdict(
     return BETTER if not found.worse else UNCLEAR, f"{sentence}.{unclear}"
 
 
+def _penalty(comparisons: Sequence[Comparison], objective: Objective, name: str) -> float:
+    """For what is beyond limits; those that name a policy which was not compared cannot be judged."""
+    breaches = {}
+    for limit in objective.limits:
+        metric, reference = f"{limit.metric}_s", limit.policy
+        if limit.seconds is not None:
+            values = [float(one.metrics[name][metric].mean()) for one in comparisons]
+            breaches[limit.metric] = np.array([limit.breach(value, value) for value in values])
+        elif all(reference in one.names for one in comparisons):
+            ratio = geometric_mean(comparisons, [metric], name, reference)[0].ratio
+            breaches[limit.metric] = np.array([limit.breach(ratio, 1.0)])
+    return objective.penalty(breaches)
+
+
+def _shorter(comparisons: Sequence[Comparison], best: str, names: Sequence[str]) -> list[str]:
+    """The policy with the clearly shortest mean, if it is not the best, and what it costs."""
+    found = {name: geometric_mean(comparisons, list(HEADLINES), name, best) for name in names}
+    at = HEADLINES.index("e2e_mean_s")
+    shorter = {name: row for name, row in found.items() if row[at].high < 1.0 - ALIKE}
+    if not shorter:
+        return []
+    name = min(shorter, key=lambda one: shorter[one][at].ratio)
+    ratios = dict(zip(HEADLINES, shorter[name], strict=True))
+    return [f"Shorter on average, if you can pay for it: {name}, {changes_text(ratios)} against {best}."]
+
+
 def _is_alike(cost: Ratio) -> bool:
     """Whether there is nothing to choose by; without an interval, only if the costs are the same."""
     return cost.ratio < 1 + ALIKE or (not math.isnan(cost.low) and direction(cost) < 1)
@@ -78,4 +112,5 @@ def _basis(comparisons: Sequence[Comparison], objective: Objective) -> str:
     told = f"in brackets {LEVEL * 100:.0f} % intervals over {samples_text(comparisons)}{few}"
     if fewest < 2:
         told = f"intervals take at least two seeds, better {MIN_SEEDS} (--seeds)"
-    return f"Best is the lowest cost of a request, {objective.formula}; {told}."
+    kept = f", with {listed([limit.text for limit in objective.limits])}" if objective.limits else ""
+    return f"Best is the lowest cost of a request, {objective.formula}{kept}; {told}."

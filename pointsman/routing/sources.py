@@ -1,6 +1,6 @@
 """Policies by name or path: what a user may write where a policy is asked for.
 
-- the name of a heuristic, or `default`, the trained policy that comes with the package;
+- the name of a heuristic, or of a trained policy that comes with the package: `default`, `default-mean`;
 - a policy file, as `pointsman tune` writes it: YAML with `policy:` and, for the reader, how it was `made:`;
 - a checkpoint of `pointsman train`, or its run directory, which stands for its best checkpoint.
 """
@@ -16,8 +16,13 @@ from pointsman.errors import InputError
 from pointsman.spec import read_yaml
 
 LEARNED = "learned"
-DEFAULT = "default"
-DEFAULT_CHECKPOINT = Path(__file__).parent / "default.safetensors"  # the policy we ship
+DEFAULT, DEFAULT_MEAN = "default", "default-mean"
+# Trained policies that come with the package, and where they send a request.
+SHIPPED = {
+    DEFAULT: "where the trained policy of this package says; it may hold the request instead",
+    DEFAULT_MEAN: "the same, trained for the shortest mean: long prompts wait for each other, not the others",
+}
+DEFAULT_CHECKPOINT = Path(__file__).parent / f"{DEFAULT}.safetensors"
 BEST = Path("checkpoints") / "best.safetensors"
 _YAML = (".yaml", ".yml")
 _SUFFIXES = (*_YAML, ".safetensors")
@@ -25,15 +30,16 @@ _SUFFIXES = (*_YAML, ".safetensors")
 
 def look_up(text: str, heuristics: Sequence[str]) -> dict[str, Any]:
     """The fields of the policy that is meant by `text`, which is none of the heuristics."""
-    if text == DEFAULT:
-        if not DEFAULT_CHECKPOINT.exists():
-            problem = "this version comes without a trained policy"
+    if text in SHIPPED:
+        shipped = DEFAULT_CHECKPOINT.with_name(f"{text}.safetensors")
+        if not shipped.exists():
+            problem = "this version comes without this trained policy"
             raise InputError("policy.kind", text, problem, "train one: `pointsman train`")
-        return {"kind": LEARNED, "name": DEFAULT, "checkpoint": DEFAULT_CHECKPOINT}
+        return {"kind": LEARNED, "name": text, "checkpoint": shipped}
     path = Path(text).expanduser()
     if not text or not (is_path(text) or path.exists()):
-        near = difflib.get_close_matches(text, (*heuristics, DEFAULT), n=1)
-        known = f"known: {', '.join(heuristics)}, {DEFAULT}; or give a path"
+        near = difflib.get_close_matches(text, (*heuristics, *SHIPPED), n=1)
+        known = f"known: {', '.join((*heuristics, *SHIPPED))}; or give a path"
         remedy = f"did you mean {near[0]!r}?" if near else known
         raise InputError("policy.kind", text, "unknown policy", remedy)
     if not path.exists():
@@ -95,4 +101,4 @@ def _name(path: Path, heuristics: Sequence[str]) -> str:
     if path.parent.name == BEST.parent.name:
         run = path.parent.parent.name
         name = run if path.name == BEST.name else f"{run}/{name}"
-    return path.name if name in (*heuristics, LEARNED, DEFAULT) else name
+    return path.name if name in (*heuristics, LEARNED, *SHIPPED) else name

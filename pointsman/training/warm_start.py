@@ -127,6 +127,9 @@ def choose_teachers(env: EntityEnv, spec: WarmStartSpec, seed: int, ranks: Ranks
     for k in candidates:
         result = play(env, by_teacher(env, k), spec.trial_steps, seed, ranks)
         earned[:, k] = np.nan_to_num([result.per_second(group) for group in range(num_groups)], nan=0.0)
+    for name in set(env.groups):  # a scenario that is there twice has one teacher
+        same = [group for group in range(num_groups) if env.groups[group] == name]
+        earned[same] = earned[same].mean(axis=0)
     return Teachers(np.eye(len(names))[earned.argmax(axis=1)])
 
 

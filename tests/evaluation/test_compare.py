@@ -90,7 +90,7 @@ def test_default_policies_need_nothing() -> None:
     names = [spec.label for spec in choose_policies(None, "least-outstanding", plain)]
     left_out = {"linear-score", "session-affinity", *NEED_PREFIXES}
     heuristics = [name for name in HEURISTICS if name not in left_out]
-    assert names == [*heuristics, "default"], "the policy of this package is one of them"
+    assert names == [*heuristics, "default", "default-mean"], "the policies of this package are among them"
     with_sessions = prepare(configs("workload.sessions=5")[0])
     kinds = [spec.kind for spec in choose_policies(None, "least-outstanding", with_sessions)]
     assert "session-affinity" in kinds and "linear-score" not in kinds

@@ -117,7 +117,7 @@ def test_limits_are_policies_factors_or_seconds() -> None:
         parse_keep(["ttft_p99"])
     kept = find_objective("balanced", parse_keep(["e2e_p99=least-delay"]))
     assert [limit.text for limit in kept.limits] == [
-        "P99 TTFT at most late-binding's",
+        "P99 TTFT at most 1.1 × late-binding's",
         "P99 end-to-end at most least-delay's",
     ]
     assert kept.references == ("late-binding", "least-delay")

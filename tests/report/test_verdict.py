@@ -9,6 +9,7 @@ import pytest
 
 from pointsman.evaluation.bootstrap import Ratio
 from pointsman.evaluation.compare import HEADLINES
+from pointsman.experiments.objective import find_objective
 from pointsman.experiments.setting import Setting
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, by_evaluations, interval
 from pointsman.report.comparison import ComparisonReport
@@ -68,6 +69,20 @@ def test_one_run_calls_nobody_as_good() -> None:
     _, verdict = ComparisonReport([make_comparison(values)], "", 0.0).choice
     assert verdict.sentence.startswith("One run cannot tell how sure it is: least-work looks best")
     assert verdict.details[0] == "As good, within 1% or the interval: least-delay."
+
+
+def test_a_shorter_mean_that_costs_the_tail_is_named_beside_the_best() -> None:
+    """Limits of the objective count in the choice, as they do in training."""
+    values = {"least-outstanding": BASE, "late-binding": 0.8 * BASE, "gathering": 0.7 * BASE}
+    comparison = make_comparison({name: row.tolist() for name, row in values.items()})
+    assert ComparisonReport([comparison], "", 0.0).choice[0] == "gathering"
+    comparison.metrics["gathering"]["ttft_p99_s"] *= 1.4  # of 0.7: a fifth longer than late-binding's
+    best, verdict = ComparisonReport([comparison], "", 0.0).choice
+    assert best == "late-binding"
+    (shorter,) = (line for line in verdict.details if line.startswith("Shorter on average"))
+    assert "gathering" in shorter and "P99\N{NO-BREAK SPACE}+2" in shorter
+    absolute = find_objective("mean", {"ttft_p99": f"{0.9 * BASE.mean()}s"})
+    assert ComparisonReport([comparison], "", 0.0, absolute).choice[0] == "late-binding"
 
 
 def test_worse_is_said_so() -> None:

@@ -59,12 +59,13 @@ def test_a_run_stands_for_its_best_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_default_is_the_one_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "shipped.safetensors"
-    monkeypatch.setattr(sources, "DEFAULT_CHECKPOINT", path)
-    with pytest.raises(InputError, match="comes without a trained policy"):
-        named("default")
-    save_checkpoint(path, make_checkpoint())
-    assert (named("default").label, named("default").checkpoint) == ("default", path)
+    monkeypatch.setattr(sources, "DEFAULT_CHECKPOINT", tmp_path / "default.safetensors")
+    for name in sources.SHIPPED:
+        with pytest.raises(InputError, match="comes without this trained policy"):
+            named(name)
+        path = tmp_path / f"{name}.safetensors"
+        save_checkpoint(path, make_checkpoint())
+        assert (named(name).label, named(name).checkpoint) == (name, path)
 
 
 def test_a_file_never_takes_the_name_of_a_heuristic(tmp_path: Path) -> None:

@@ -104,6 +104,15 @@ def test_each_group_follows_the_teacher_that_earns_most_there() -> None:
     assert one_for_all.weights.tolist() == [[1, 0], [1, 0]]
 
 
+def test_a_scenario_that_is_there_twice_has_one_teacher() -> None:
+    class Twice(Divided):
+        groups = ("both", "both")
+
+    spec = QUICK.model_copy(update={"best_by_group": True})
+    first, second = choose_teachers(Twice(FakeSpec(), NUM_ENVS), spec, 0, Ranks()).weights.tolist()
+    assert first == second
+
+
 def test_only_named_teachers_are_tried() -> None:
     spec = WarmStartSpec(best_by_group=True, teachers={"first": 1.0}, trial_steps=8)
     teachers = choose_teachers(make_env(), spec, 0, Ranks())
