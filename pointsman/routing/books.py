@@ -66,13 +66,17 @@ class Books:
         shared: SharedBooks | None = None,
         index: int = 0,
         prefix_bytes: int = NUM_BYTES,
+        keeps_journal: bool = False,
     ) -> None:
         """`shared`: with other processes; ours is the book at `index`.
 
         `prefix_bytes`: of the index of prefixes, the same in all processes; 0: none is kept.
+        `keeps_journal`: what goes into the index is noted, for other routers.
         """
         self.shared, self.index = shared, index
-        self._prefixes = _prefix_index(prefix_bytes, shared, index) if prefix_bytes > 0 else None
+        self.prefixes: PrefixIndex | None = None
+        if prefix_bytes > 0:
+            self.prefixes = _prefix_index(prefix_bytes, shared, index, keeps_journal)
         # Called by way of a local name: an attribute that is called takes longer to find than a method.
         self._record_sent = direct(streams.record_sent, "iiiiiibf")
         self._record_first_token = direct(streams.record_first_token, "iif")
@@ -98,7 +102,7 @@ class Books:
         self.address = address_of(self._routers)
         self._estimates = np.full(NUM_LENGTH_CLASSES, float(INITIAL_OUTPUT_ESTIMATE))
         self._router.output_estimate = address_of(self._estimates)
-        self._router.prefixes = 0 if self._prefixes is None else self._prefixes.address
+        self._router.prefixes = 0 if self.prefixes is None else self.prefixes.address
         self._link_table = np.zeros(MAX_LINKS, LINK)
         self.links_at = address_of(self._link_table)
         self._link_bytes = self._link_table.view(np.uint8).data
@@ -146,7 +150,7 @@ class Books:
         account = self._accounts[row]
         account.waiting_head = account.waiting_tail = NOBODY
         account.last_step_at = account.rate_since = account.scraped_at = account.tokens_at = self._now
-        account.column = NOBODY if self._prefixes is None else self._prefixes.claim(name)
+        account.column = NOBODY if self.prefixes is None else self.prefixes.claim(name)
         account.windows = address_of(estimator.windows)
         self.signals[SCRAPED_AT, row] = self._now
         self.signals[ACCEPTING, row] = 1.0
@@ -157,8 +161,8 @@ class Books:
     def remove(self, slot: int) -> None:
         """The replica is gone; what is still open there may be finished, and counts for nothing."""
         row = self._rows[slot]
-        if self._prefixes is not None:
-            self._prefixes.give_up(self._names[row])
+        if self.prefixes is not None:
+            self.prefixes.give_up(self._names[row])
         self._rows[slot] = NOBODY
         for of_rows in (self._slots, self._names, self._estimators):
             del of_rows[row]
@@ -413,12 +417,19 @@ class Books:
         self._router.fits_anywhere = self.signals[MAX_PROMPT_TOKENS].min()
 
 
-def _prefix_index(num_bytes: int, shared: SharedBooks | None, process: int) -> PrefixIndex:
+def _prefix_index(
+    num_bytes: int, shared: SharedBooks | None, process: int, keeps_journal: bool
+) -> PrefixIndex:
     num_sets = num_sets_in(num_bytes, NUM_COLUMNS)
     if shared is None or shared.prefixes is None:
-        return PrefixIndex(num_sets, NUM_COLUMNS)
+        return PrefixIndex(num_sets, NUM_COLUMNS, keeps_journal=keeps_journal)
     return PrefixIndex(
-        num_sets, NUM_COLUMNS, path=shared.prefixes, num_processes=len(shared), process=process
+        num_sets,
+        NUM_COLUMNS,
+        path=shared.prefixes,
+        num_processes=len(shared),
+        process=process,
+        keeps_journal=keeps_journal,
     )
 
 

@@ -135,7 +135,12 @@ INDEX = np.dtype(
         ("num_clocks", "i8"),
         ("own_clock", "i8"),  # row of the process
         ("began", "i8"),  # [C] i8: the clock when the cache was empty
+        ("names", "i8"),  # [C] i8: digests of the replicas' names; 0 = free
         ("max_age_s", "f8"),  # what was not used for so long is forgotten
+        # What goes into the index, for other routers: a ring of i8 for each process, which writes to its own.
+        ("journal", "i8"),  # [num_clocks, journal_words] i8
+        ("journal_words", "i8"),  # 0: none is kept
+        ("num_noted", "i8"),  # [num_clocks] i8: words that were ever written there
     ],
     align=True,
 )
