@@ -86,6 +86,7 @@ class Books:
         self._record_accepting = direct(streams.record_accepting, "iii")
         self._record_scraped = direct(streams.record_scraped, "iiffff")
         self._record_counters = direct(streams.record_counters, "iiff")
+        self._count_elsewhere = direct(streams.count_elsewhere, "iii")
         self._expected_size = direct(ordering.expected_size, "iii")
         self._now = time.monotonic() if now is None else now
         self.version = 0  # changes when addresses do
@@ -102,6 +103,9 @@ class Books:
         self.address = address_of(self._routers)
         self._estimates = np.full(NUM_LENGTH_CLASSES, float(INITIAL_OUTPUT_ESTIMATE))
         self._router.output_estimate = address_of(self._estimates)
+        if shared is not None:
+            self._router.books, self._router.num_books = shared.address, len(shared)
+            self._router.own_book = index
         self._router.prefixes = 0 if self.prefixes is None else self.prefixes.address
         self._link_table = np.zeros(MAX_LINKS, LINK)
         self.links_at = address_of(self._link_table)
@@ -235,6 +239,8 @@ class Books:
             slot, to_compute, sent_at = first
             row = self._rows[slot]
             num_decoding = float(self.signals[DECODING, row])
+            if self.shared is not None:
+                num_decoding += self._count_elsewhere(self.address, DECODING, row)
             self._estimators[row].saw_first_token(to_compute, now - sent_at, num_decoding)
 
     def tokens(self, ticket: int, count: int, now: float) -> None:
@@ -306,6 +312,7 @@ class Books:
         if kv_use is not None and math.isfinite(kv_use):
             # Prompts that wait on the server hold no memory yet.
             booked = float(self.signals[CONTEXT_TOKENS, row]) + int(self._accounts[row].num_tokens)
+            booked += self._count_elsewhere(self.address, CONTEXT_TOKENS, row)
             self._estimators[row].saw_gauges(booked, kv_use)
 
     def estimate(self, slot: int) -> Estimate:

@@ -72,7 +72,7 @@ def note(deciders, action, noted):
     router = router_at(decider.router, 0)
     policy = policy_at(decider.policy, 0)
     own_signals = router.signals
-    if decider.num_books > 1:
+    if router.num_books > 1:
         router.signals = decider.merged
     numbers = float_list(noted, NUM_NOTED)
     num_takers = 0

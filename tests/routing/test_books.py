@@ -92,7 +92,9 @@ def own_of(books: Books, slot: int) -> dict[str, float]:
 
 # What adds up over requests, and so is zero without any; rates fade.
 COUNTS = [
-    signal.name for signal in SIGNALS if signal.across == SUM and signal.unit not in ("tokens/s", "share")
+    signal.name
+    for signal in SIGNALS
+    if signal.across == SUM and signal.unit not in ("tokens/s", "share") and signal.name != "read_tokens"
 ]
 
 

@@ -65,7 +65,7 @@ class StoreLink:
         state: Sharing,
         log: Log,
     ) -> None:
-        """Of the books that are shared, the last one is kept for what others have outstanding."""
+        """The last of the shared books is kept for what others have outstanding."""
         assert books.shared is not None
         self._address = address
         self._books = books.shared
