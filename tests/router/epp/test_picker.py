@@ -362,7 +362,7 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
     from pointsman.router.main import live_books, store_link
     from tests.router.store.test_link import store
 
-    settings = Settings.model_validate({"reliability": QUIET})
+    settings = Settings.model_validate({"reliability": QUIET, "limits": {"drain_timeout_s": 1}})
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello there " * 200}]})
 
     books, deciders = live_books(settings, None, True)  # compiled while no clock runs
@@ -395,16 +395,19 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
             await until(lambda: not serving.proxy.active)
             (served,) = [k for k, mock in enumerate(servers) if mock.heard]
             picker = Picker(picking, "127.0.0.1", 0)
-            grpc_port = await picker.start()
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-                c = Cluster(picking, None, None, servers, 0, io.StringIO())  # type: ignore[arg-type]
-                await asyncio.sleep(0.1)
-                envoy = Gateway(c, channel).envoy()
-                await envoy.ask(body.encode())
-                await envoy.picked()
-                assert picking.books.signals[EXPECTED_HIT_TOKENS, served] > 400
-                envoy.cancel()
-            picker.stop()
-            await picker.close()
+            stack.push_async_callback(picker.close)
+            stack.callback(picker.stop)
+            target = f"127.0.0.1:{await picker.start()}"
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(target))
+            c = Cluster(picking, None, None, servers, 0, io.StringIO())  # type: ignore[arg-type]
+            assert picking.books.prefixes is not None
+            known = picking.books.prefixes._tables["keys"]
+            await until(lambda: bool(known.any()))
+            envoy = Gateway(c, channel).envoy()
+            await envoy.ask(body.encode())
+            await envoy.picked()
+            envoy.cancel()
+            assert picking.books.signals[EXPECTED_HIT_TOKENS, served] > 400
+            assert picking.books.signals[EXPECTED_HIT_TOKENS, 1 - served] == 0.0
 
     run(scenario)
