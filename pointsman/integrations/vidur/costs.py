@@ -67,7 +67,7 @@ class ClosedFormExecutionTimePredictor:
 
 
 def _computed_tokens(batch: Any) -> Any:
-    """Of each request, in this step: Vidur has three names for it."""
+    """How many of each request are computed in this step: Vidur has three names for it."""
     if hasattr(
         batch, "get_num_q_tokens_for_request"
     ):  # the batches of its Mnemosyne engines, which are its default
