@@ -40,7 +40,7 @@ import router_chaos
 import router_cost
 import uvloop
 from chaos_clients import Load
-from envoy_setup import Front, envoy_command, find_envoy
+from envoy_setup import ERRORS, Front, envoy_command, find_envoy
 from router_cost import cpu_ms, free_port, load, running
 
 from pointsman.report.tables import markdown, number
@@ -216,6 +216,8 @@ async def broken_servers(
     num_lost = clients.num_open + outcomes["no answer"] + outcomes["no connection"]
     errors = {outcome: n for outcome, n in outcomes.items() if outcome.isdecimal() and outcome != "200"}
     await asyncio.sleep(1.0)
+    for line in (setup.folder / "envoy" / ERRORS).read_text().splitlines()[:20]:
+        print(f"  {line}")
     open_books = sum(one["outstanding"] for one in setup.replicas())
     print(f"{clients.num_sent:,} requests, {len(happened)} faults: {dict(outcomes)}")
     print(f"lost {num_lost}, wrong {clients.wrong[:3] or 0}, errors {errors or 0}, books open {open_books}")

@@ -51,7 +51,8 @@ def train(name: str, num_iterations: int, **settings: Any) -> tuple[float, float
     config = (
         PPOConfig()
         .environment("masked")
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=8)
+        # Whole episodes: else none may have ended in the first iteration, and there is no return to print.
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=8, batch_mode="complete_episodes")
         .training(train_batch_size=4096, minibatch_size=512, num_epochs=4, lr=3e-4)
         .rl_module(rl_module_spec=RLModuleSpec(module_class=ActionMaskingTorchRLModule))
         .debugging(seed=0)

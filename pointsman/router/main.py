@@ -71,9 +71,11 @@ def live_books(
     """The signal table of this process, and policies at work on it. `is_shared`: with other routers."""
     prefix_bytes = settings.prefix_index_mib << 20
     if seat is not None:
-        books = Books(shared=seat.shared_books(), index=seat.index, prefix_bytes=prefix_bytes)
+        shared = seat.shared_books()
+        books = Books(None, shared, seat.index, prefix_bytes, keeps_journal=is_shared)
     elif is_shared:
-        books = Books(shared=SharedBooks(None, 2), prefix_bytes=prefix_bytes)  # ours, and that of all others
+        ours_and_theirs = SharedBooks(None, 2)
+        books = Books(shared=ours_and_theirs, prefix_bytes=prefix_bytes, keeps_journal=True)
     else:
         books = Books(prefix_bytes=prefix_bytes)
 
@@ -229,14 +231,13 @@ def store_link(address: StoreAddress, router: Router) -> StoreLink:
     """What shares the books of this router with others."""
     from pointsman.router.store.link import StoreLink
 
-    books, registry = router.books, router.registry
-    assert books.shared is not None
+    registry = router.registry
     state = router.metrics.sharing = Sharing()
 
     def share_a_line(model: str | None, other: str | None) -> bool:
         return registry.without(model) == registry.without(other)
 
-    return StoreLink(address, books.shared, books.index, router.dispatcher, share_a_line, state, router.log)
+    return StoreLink(address, router.books, router.dispatcher, share_a_line, state, router.log)
 
 
 @contextmanager

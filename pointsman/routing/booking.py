@@ -34,6 +34,7 @@ from pointsman.routing.signals import (
     PREFILL_LOAD,
     PREFILL_S_PER_TOKEN,
     PREFILL_SHARE,
+    READ_TOKENS,
     REMAINING_TOKENS,
     SCRAPE_AGE_S,
     SCRAPED_AT,
@@ -162,6 +163,7 @@ def start(router, i, context_tokens):
     k = ticket.replica
     stop_waiting(router, i)
     ticket.is_started = 1
+    signals[READ_TOKENS, k] += ticket.prompt_tokens - ticket.cached_tokens
     account_at(router.accounts, k).started_tokens += ticket.matched_tokens
     signals[DECODING, k] += 1.0
     signals[CONTEXT_TOKENS, k] += context_tokens

@@ -73,13 +73,17 @@ class Books:
         shared: SharedBooks | None = None,
         index: int = 0,
         prefix_bytes: int = NUM_BYTES,
+        keeps_journal: bool = False,
     ) -> None:
         """`shared`: with other processes; ours is the book at `index`.
 
         `prefix_bytes`: of the index of prefixes, the same in all processes; 0: none is kept.
+        `keeps_journal`: what goes into the index is noted, for other routers.
         """
         self.shared, self.index = shared, index
-        self._prefixes = _prefix_index(prefix_bytes, shared, index) if prefix_bytes > 0 else None
+        self.prefixes: PrefixIndex | None = None
+        if prefix_bytes > 0:
+            self.prefixes = _prefix_index(prefix_bytes, shared, index, keeps_journal)
         # Called by way of a local name: an attribute that is called takes longer to find than a method.
         self._record_sent = direct(streams.record_sent, "iiiiiibf")
         self._record_first_token = direct(streams.record_first_token, "iif")
@@ -89,6 +93,7 @@ class Books:
         self._record_accepting = direct(streams.record_accepting, "iii")
         self._record_scraped = direct(streams.record_scraped, "iiffff")
         self._record_counters = direct(streams.record_counters, "iiff")
+        self._count_elsewhere = direct(streams.count_elsewhere, "iii")
         self._expected_size = direct(ordering.expected_size, "iii")
         self._now = time.monotonic() if now is None else now
         self.version = 0  # changes when addresses do
@@ -106,7 +111,10 @@ class Books:
         self.address = address_of(self._routers)
         self._estimates = np.full(NUM_LENGTH_CLASSES, float(INITIAL_OUTPUT_ESTIMATE))
         self._router.output_estimate = address_of(self._estimates)
-        self._router.prefixes = 0 if self._prefixes is None else self._prefixes.address
+        if shared is not None:
+            self._router.books, self._router.num_books = shared.address, len(shared)
+            self._router.own_book = index
+        self._router.prefixes = 0 if self.prefixes is None else self.prefixes.address
         self._tickets = np.zeros(0, TICKET).view(np.recarray)
         self._states: list[int] = []
         # Slot, tokens to compute and time of those that were sent to a replica where nobody waited.
@@ -150,7 +158,7 @@ class Books:
         account = self._accounts[row]
         account.waiting_head = account.waiting_tail = NOBODY
         account.last_step_at = account.rate_since = account.scraped_at = account.tokens_at = self._now
-        account.column = NOBODY if self._prefixes is None else self._prefixes.claim(name)
+        account.column = NOBODY if self.prefixes is None else self.prefixes.claim(name)
         account.windows = address_of(estimator.windows)
         self.signals[SCRAPED_AT, row] = self._now
         self.signals[ACCEPTING, row] = 1.0
@@ -161,8 +169,8 @@ class Books:
     def remove(self, slot: int) -> None:
         """The replica is gone; what is still open there may be finished, and counts for nothing."""
         row = self._rows[slot]
-        if self._prefixes is not None:
-            self._prefixes.give_up(self._names[row])
+        if self.prefixes is not None:
+            self.prefixes.give_up(self._names[row])
         self._rows[slot] = NOBODY
         for of_rows in (self._slots, self._names, self._estimators):
             del of_rows[row]
@@ -228,6 +236,8 @@ class Books:
             slot, to_compute, sent_at = first
             row = self._rows[slot]
             num_decoding = float(self.signals[DECODING, row])
+            if self.shared is not None:
+                num_decoding += self._count_elsewhere(self.address, DECODING, row)
             self._estimators[row].saw_first_token(to_compute, now - sent_at, num_decoding)
 
     def tokens(self, ticket: int, count: int, now: float) -> None:
@@ -296,6 +306,7 @@ class Books:
         if kv_use is not None and math.isfinite(kv_use):
             # Prompts that wait on the server hold no memory yet.
             booked = float(self.signals[CONTEXT_TOKENS, row]) + int(self._accounts[row].num_tokens)
+            booked += self._count_elsewhere(self.address, CONTEXT_TOKENS, row)
             self._estimators[row].saw_gauges(booked, kv_use)
 
     def estimate(self, slot: int) -> Estimate:
@@ -403,12 +414,19 @@ class Books:
         self._router.fits_anywhere = self.signals[MAX_PROMPT_TOKENS].min()
 
 
-def _prefix_index(num_bytes: int, shared: SharedBooks | None, process: int) -> PrefixIndex:
+def _prefix_index(
+    num_bytes: int, shared: SharedBooks | None, process: int, keeps_journal: bool
+) -> PrefixIndex:
     num_sets = num_sets_in(num_bytes, NUM_COLUMNS)
     if shared is None or shared.prefixes is None:
-        return PrefixIndex(num_sets, NUM_COLUMNS)
+        return PrefixIndex(num_sets, NUM_COLUMNS, keeps_journal=keeps_journal)
     return PrefixIndex(
-        num_sets, NUM_COLUMNS, path=shared.prefixes, num_processes=len(shared), process=process
+        num_sets,
+        NUM_COLUMNS,
+        path=shared.prefixes,
+        num_processes=len(shared),
+        process=process,
+        keeps_journal=keeps_journal,
     )
 
 

@@ -116,11 +116,9 @@ class Decider:
         record, memory = self._record, self._record.memory
         memory.num_replicas = count
         memory.scores, memory.credit = address_of(self._scores), address_of(self._credit)
-        shared = self.books.shared
-        if shared is not None:
+        if self.books.shared is not None:
             self._merged = np.zeros_like(self.books.signals)
             record.merged = address_of(self._merged)
-            record.books, record.num_books, record.own_book = shared.address, len(shared), self.books.index
         self._is_learned = bool(self._tables.rows[0].kind == LEARNED)
         record.router = self.books.address
         record.policy = address_of(self._tables.rows)

@@ -55,9 +55,6 @@ DECIDER = np.dtype(
         ("ask", ASK),
         ("max_hold_s", "f8"),
         ("overtake_s", "f8"),
-        ("books", "i8"),  # of all processes (sharing.py)
-        ("num_books", "i8"),  # 1: nobody else's
-        ("own_book", "i8"),
         ("merged", "i8"),  # [NUM_SIGNALS, R] f8, to add them up in
         ("noted", "i8"),  # [NUM_NOTED] f8: what the reason of the last decision is made of
     ],
@@ -226,14 +223,14 @@ def decide(
         now,
     )
     own_signals = router.signals
-    if decider.num_books > 1:
+    if router.num_books > 1:
         merge_books(
             own_signals,
             decider.merged,
             router.num_replicas,
-            decider.books,
-            decider.num_books,
-            decider.own_book,
+            router.books,
+            router.num_books,
+            router.own_book,
         )
         router.signals = decider.merged
     action = decide_or_hold(router, decider.memory, policy, decider.ask, now)

@@ -18,6 +18,9 @@ locks: what they do to each other at worst is a wrong expectation, which ends wi
 
 How far the index is believed depends on how often it was right (`trust_of`): by what answers say about their
 prompts, else by the servers' counters.
+
+Routers that share what they know keep a journal of what goes into their index, which others repeat on theirs.
+It is a ring: who does not read for long misses what was overwritten.
 """
 
 from __future__ import annotations
@@ -27,19 +30,32 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pointsman.compiled import jit
 from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import Records, address_of, long_list
+from pointsman.compiled.memory import Records, address_of, float_list, long_list
 from pointsman.compiled.random import mix
-from pointsman.routing.records import INDEX, NOBODY, SIGHTING, account_at, index_at, link_at, sighting_at
+from pointsman.routing.hashing import MAX_LINKS
+from pointsman.routing.records import (
+    INDEX,
+    LINK,
+    NOBODY,
+    SIGHTING,
+    account_at,
+    index_at,
+    link_at,
+    sighting_at,
+)
 from pointsman.routing.signals import EXPECTED_HIT_TOKENS, KV_CAPACITY_TOKENS
 
 Array = NDArray[Any]
+entry_point = partial(jit.entry_point, keeps_gil=True)
 
 WAYS = 8
 LEAP = 1 << 40  # tokens: when a cache is lost its clock moves by more than any cache holds
@@ -49,6 +65,12 @@ KEEP = 0.98  # what a report leaves of the weight of those before
 NUM_BYTES = 64 << 20
 NUM_COLUMNS = 64
 MAX_AGE_S = 3600.0
+
+# What a journal tells of: a prompt that was sent, one that was answered, the same that ends with its last
+# link, and a cache that was lost.
+SENT, ANSWERED, ANSWERED_WHOLE, LOST = range(4)
+JOURNAL_WORDS = 1 << 17  # a ring of 1 MiB
+_HEAD_WORDS, _LINK_WORDS = 6, LINK.itemsize // 8
 
 
 @kernel
@@ -196,6 +218,13 @@ def touch(router, k, capacity, links, num_links, new_tokens, now):
     if column == NOBODY:
         return 0
     index = index_at(router.prefixes, 0)
+    note(index, SENT, column, capacity, links, num_links, new_tokens, now)
+    return use(index, column, capacity, links, num_links, new_tokens, now)
+
+
+@kernel
+def use(index, column, capacity, links, num_links, new_tokens, now):
+    """As `touch`, of the replica of this column."""
     clock = clock_of(index, column)
     moved = float(new_tokens)
     before = matched = num_missing = 0
@@ -228,20 +257,29 @@ def touch(router, k, capacity, links, num_links, new_tokens, now):
 @kernel
 def touch_answered(router, k, capacity, ticket, num_output, now):
     """The request of the ticket is over: its prompt and its answer are what the server used last."""
-    touch(router, k, capacity, ticket.links, ticket.num_links, num_output, now)
     column = account_at(router.accounts, k).column
-    if column == NOBODY or num_output == 0:
+    if column == NOBODY:
         return
     index = index_at(router.prefixes, 0)
-    if ticket.answer_key != 0:
+    links, num_links = ticket.links, ticket.num_links
+    is_whole = num_links > 0 and link_at(links, num_links - 1).tokens >= ticket.prompt_tokens
+    kind = ANSWERED_WHOLE if is_whole else ANSWERED
+    note(index, kind, column, capacity, links, num_links, num_output, now)
+    use(index, column, capacity, links, num_links, num_output, now)
+    if num_output > 0 and ticket.answer_key != 0:
         length = ticket.prompt_tokens + num_output
         e = take_place(index, ticket.answer_key, now)
         write_stamp(index, e, column, clock_of(index, column) - length)
-    elif ticket.num_links > 0 and link_at(ticket.links, ticket.num_links - 1).tokens >= ticket.prompt_tokens:
-        e = take_place(index, link_at(ticket.links, ticket.num_links - 1).key, now)
-        prefix = sighting_at(index.prefixes, e)
-        prefix.answer_tokens = num_output
-        prefix.answer_column = column
+    elif num_output > 0 and is_whole:
+        keep_answer(index, column, link_at(links, num_links - 1).key, num_output, now)
+
+
+@kernel
+def keep_answer(index, column, key, num_output, now):
+    """What the replica answered to the prompt that is this prefix."""
+    prefix = sighting_at(index.prefixes, take_place(index, key, now))
+    prefix.answer_tokens = num_output
+    prefix.answer_column = column
 
 
 @kernel
@@ -251,8 +289,50 @@ def forget_cache(router, k):
     account.matched_tokens = account.found_tokens = account.started_tokens = 0.0
     if router.prefixes != 0 and account.column != NOBODY:
         index = index_at(router.prefixes, 0)
-        move_clock(index, account.column, LEAP)
-        long_list(index.began, index.num_columns)[account.column] = clock_of(index, account.column)
+        note(index, LOST, account.column, 0.0, 0, 0, 0, 0.0)
+        forget_column(index, account.column)
+
+
+@kernel
+def forget_column(index, column):
+    move_clock(index, column, LEAP)
+    long_list(index.began, index.num_columns)[column] = clock_of(index, column)
+
+
+@kernel
+def note(index, kind, column, capacity, links, num_links, num_tokens, now):
+    """Write into the journal, if there is one, what goes into the index."""
+    if index.journal_words == 0:
+        return
+    size = index.journal_words
+    ring = index.journal + 8 * size * index.own_clock
+    words = long_list(ring, size)
+    counts = long_list(index.num_noted, index.num_clocks)
+    at = counts[index.own_clock]
+    words[at % size] = kind
+    words[(at + 1) % size] = num_links
+    words[(at + 2) % size] = long_list(index.names, index.num_columns)[column]
+    words[(at + 3) % size] = num_tokens
+    words[(at + 4) % size] = int(capacity)
+    float_list(ring, size)[(at + 5) % size] = now
+    at += _HEAD_WORDS
+    if num_links > 0:
+        told = long_list(links, _LINK_WORDS * num_links)
+        for j in range(_LINK_WORDS * num_links):
+            words[(at + j) % size] = told[j]
+    counts[index.own_clock] = at + _LINK_WORDS * num_links
+
+
+@entry_point
+def repeat(indices, kind, column, capacity, links, num_links, num_tokens, now):
+    """Do to the index what a journal tells."""
+    index = index_at(indices, 0)
+    if kind == LOST:
+        forget_column(index, column)
+        return
+    use(index, column, capacity, links, num_links, num_tokens, now)
+    if kind == ANSWERED_WHOLE and num_links > 0 and num_tokens > 0:
+        keep_answer(index, column, link_at(links, num_links - 1).key, num_tokens, now)
 
 
 @kernel
@@ -276,6 +356,17 @@ def num_sets_in(num_bytes: int, num_columns: int) -> int:
     return 1 << max(0, (num_bytes // (WAYS * bytes_a_prefix(num_columns))).bit_length() - 1)
 
 
+class Noted(NamedTuple):
+    """What went into an index."""
+
+    kind: int  # SENT, ANSWERED, ANSWERED_WHOLE or LOST
+    server: int  # digest of its name
+    num_tokens: int  # beyond the links: of the prompt, or of the answer
+    capacity_tokens: int
+    at: float
+    links: Array  # [n] LINK
+
+
 class PrefixIndex:
     """An index in memory of its own, or in a file that several processes map."""
 
@@ -287,8 +378,10 @@ class PrefixIndex:
         path: Path | None = None,
         num_processes: int = 1,
         process: int = 0,
+        keeps_journal: bool = False,
     ) -> None:
         """`path`: the file, which is made by whoever comes first; `process`: which of them this is."""
+        journal_words = JOURNAL_WORDS if keeps_journal else 0
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             "clocks": ((num_processes, num_columns), np.int64),
             "began": ((num_columns,), np.int64),
@@ -296,6 +389,8 @@ class PrefixIndex:
             "keys": ((num_sets, WAYS), np.int64),
             "prefixes": ((num_sets, WAYS), SIGHTING),
             "stamps": ((num_sets, WAYS, num_columns), np.int64),
+            "journal": ((num_processes, journal_words), np.int64),
+            "num_noted": ((num_processes,), np.int64),
         }
         sizes = {
             name: int(np.prod(shape)) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()
@@ -317,9 +412,12 @@ class PrefixIndex:
         record = self.records[0]
         record.num_sets, record.num_columns, record.max_age_s = num_sets, num_columns, max_age_s
         record.num_clocks, record.own_clock = num_processes, process
-        for name in ("keys", "prefixes", "stamps", "clocks", "began"):
+        record.journal_words = journal_words
+        for name in self._tables:
             setattr(record, name, self.records.hold(self._tables[name]))
         self._process = process
+        self._num_read = self._tables["num_noted"].copy()
+        self._links = np.zeros(MAX_LINKS if keeps_journal else 0, LINK)  # of what is repeated
 
     @property
     def address(self) -> int:
@@ -344,6 +442,42 @@ class PrefixIndex:
         with self._locked():
             names = self._tables["names"]
             names[names == _digest(name)] = 0
+
+    def read_journal(self, max_words: int) -> list[Noted]:
+        """What all processes have noted since the last call, about `max_words` of each at most."""
+        found: list[Noted] = []
+        counts = self._tables["num_noted"]
+        for process, ring in enumerate(self._tables["journal"]):
+            first, end = int(self._num_read[process]), int(counts[process])
+            words = ring.take(np.arange(first, end if end - first <= len(ring) else first), mode="wrap")
+            if int(counts[process]) - first > len(ring):  # some of it was overwritten
+                first, words = end, words[:0]
+            at = 0
+            while at < min(len(words), max_words):
+                kind, num_links, server, num_tokens, capacity = words[at : at + _HEAD_WORDS - 1].tolist()
+                noted_at = float(words[at + _HEAD_WORDS - 1 : at + _HEAD_WORDS].view(np.float64)[0])
+                begin = at + _HEAD_WORDS
+                at = begin + _LINK_WORDS * num_links
+                links = words[begin:at].view(LINK)
+                found.append(Noted(kind, server, num_tokens, capacity, noted_at, links))
+            self._num_read[process] = first + at
+        return found
+
+    def repeat(self, one: Noted) -> None:
+        """What went into the index of another router goes into ours, if we know the server."""
+        for column in np.flatnonzero(self._tables["names"] == one.server):
+            links = self._links[: len(one.links)]
+            links[:] = one.links
+            repeat(
+                self.address,
+                one.kind,
+                int(column),
+                float(one.capacity_tokens),
+                address_of(self._links),
+                len(links),
+                one.num_tokens,
+                one.at,
+            )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

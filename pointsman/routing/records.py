@@ -34,6 +34,9 @@ ROUTER = np.dtype(
         ("fits_anywhere", "f8"),  # tokens; a request that needs no more may go to any replica
         ("max_hold_s", "f8"),  # after this a request must be sent
         ("overtake_s", "f8"),  # smaller ones that arrived up to so much later go first (ordering.py)
+        ("books", "i8"),  # of all processes and routers (sharing.py)
+        ("num_books", "i8"),  # 0 or 1: nobody else's
+        ("own_book", "i8"),
     ],
     align=True,
 )
@@ -59,6 +62,7 @@ ACCOUNT = np.dtype(
         ("window_s", "f8"),
         ("window_streams", "f8"),
         ("window_prompt_tokens", "f8"),
+        ("read_elsewhere", "f8"),  # prompt tokens that others have seen computed, at the last step
         ("windows", "i8"),  # [NUM_WINDOWS, 4] f8: the last of them
         ("num_windows", "i8"),  # that were ever written there
         # Its prefix cache, as far as the index knows; see prefixes.py.
@@ -135,7 +139,12 @@ INDEX = np.dtype(
         ("num_clocks", "i8"),
         ("own_clock", "i8"),  # row of the process
         ("began", "i8"),  # [C] i8: the clock when the cache was empty
+        ("names", "i8"),  # [C] i8: digests of the replicas' names; 0 = free
         ("max_age_s", "f8"),  # what was not used for so long is forgotten
+        # What goes into the index, for other routers: a ring of i8 for each process, which writes to its own.
+        ("journal", "i8"),  # [num_clocks, journal_words] i8
+        ("journal_words", "i8"),  # 0: none is kept
+        ("num_noted", "i8"),  # [num_clocks] i8: words that were ever written there
     ],
     align=True,
 )

@@ -158,6 +158,22 @@ def add_book(own_keys, theirs, signals, num_replicas):
 
 
 @kernel
+def elsewhere(router, row, k):
+    """What the books of all others say of the replica, summed up. One that is laid out anew says nothing."""
+    total = 0.0
+    if router.num_books > 1:
+        key = long_list(router.books + router.own_book * _SIZE + _KEYS_AT, router.num_replicas)[k]
+        for book in range(router.num_books):
+            theirs = router.books + book * _SIZE
+            version, count = read_in_order(theirs), long_list(theirs, 2)[1]
+            if book != router.own_book and version % 2 == 0 and 0 < count <= MAX_REPLICAS:
+                column = column_of(long_list(theirs + _KEYS_AT, count), count, key, k)
+                if column != NOBODY:
+                    total += float_table(theirs + _SIGNALS_AT, NUM_SIGNALS, count)[row, column]
+    return total
+
+
+@kernel
 def merge_books(own_signals, merged, num_replicas, books, num_books, own_book):
     """Write the signals of all processes together into `merged`; all are addresses.
 

@@ -64,6 +64,9 @@ EXPECTED_TOKENS = _signal(
 GENERATED_TOKENS = _signal(
     "generated_tokens", "tokens", OWN, SUM, "output seen so far of the outstanding requests"
 )
+READ_TOKENS = _signal(
+    "read_tokens", "tokens in all", OWN, SUM, "prompt tokens computed so far, of all that had a first token"
+)
 SENT_AT_SUM = _signal(
     "sent_at_sum", "s", OWN, SUM, "sum of the times at which the waiting requests were sent"
 )

@@ -34,6 +34,7 @@ from pointsman.routing.booking import (
     start,
 )
 from pointsman.routing.records import NEVER, NOBODY, account_at, router_at, ticket_at
+from pointsman.routing.sharing import elsewhere
 from pointsman.routing.signals import (
     DECODING,
     KV_CAPACITY_TOKENS,
@@ -41,6 +42,7 @@ from pointsman.routing.signals import (
     OUTSTANDING,
     PENDING_PREFILL_TOKENS,
     PREFILL_S_PER_TOKEN,
+    READ_TOKENS,
     STEP_FLOOR_S,
     WAITING,
 )
@@ -51,6 +53,7 @@ SCRAPE_LIMIT_S = 5.0  # gauges older than this say nothing any more
 NUM_WINDOWS = 64  # kept for calibration.py
 MIN_WINDOW_STEPS, MAX_WINDOW_STEPS = 16, 256
 FORGET_S = 10.0  # nor do the steps and first tokens of a replica that has had nothing to do for so long
+MAX_READ_TOKENS = 65_536.0  # of prompts in a step: no server can more
 
 
 @entry_point
@@ -61,7 +64,7 @@ def record_sent(routers, k, i, prompt_tokens, links, num_links, is_streaming, no
     """
     router = router_at(routers, 0)
     signals = signals_of(router)
-    found_nobody = signals[WAITING, k] == 0.0
+    found_nobody = signals[WAITING, k] + elsewhere(router, WAITING, k) == 0.0
     expected_tokens = expected_output(router, prompt_tokens)
     book_sent(router, k, i, prompt_tokens, expected_tokens, links, num_links, 0, now)
     ticket = ticket_at(router.tickets, i)
@@ -102,8 +105,18 @@ def add_steps(router, k, num_steps, now):
     account.window_steps += num_steps
     account.window_s += now - account.stepped_at
     account.stepped_at = now
-    account.window_streams += num_steps * signals[DECODING, k]
-    is_known = signals[WAITING, k] == 0.0 and account.window_steps >= MIN_WINDOW_STEPS
+    account.window_streams += num_steps * (signals[DECODING, k] + elsewhere(router, DECODING, k))
+    num_waiting = signals[WAITING, k]
+    if router.num_books > 1:
+        num_waiting += elsewhere(router, WAITING, k)
+        read_elsewhere = elsewhere(router, READ_TOKENS, k)
+        num_read = read_elsewhere - account.read_elsewhere
+        account.read_elsewhere = read_elsewhere
+        account.window_prompt_tokens += num_read
+        if not 0.0 <= num_read <= MAX_READ_TOKENS:  # who joins or leaves does so with all they ever read
+            start_window(account)
+            return
+    is_known = num_waiting == 0.0 and account.window_steps >= MIN_WINDOW_STEPS
     if is_known or account.window_steps >= MAX_WINDOW_STEPS:
         window = float_table(account.windows, NUM_WINDOWS, 4)[account.num_windows % NUM_WINDOWS]
         window[0] = account.window_steps
@@ -111,8 +124,13 @@ def add_steps(router, k, num_steps, now):
         window[2] = account.window_streams
         window[3] = account.window_prompt_tokens
         account.num_windows += 1
-        account.window_steps = 0
-        account.window_s = account.window_streams = account.window_prompt_tokens = 0.0
+        start_window(account)
+
+
+@kernel
+def start_window(account):
+    account.window_steps = 0
+    account.window_s = account.window_streams = account.window_prompt_tokens = 0.0
 
 
 @kernel
@@ -136,6 +154,7 @@ def record_first_token(routers, i, now):
             account.window_prompt_tokens += ticket.prompt_tokens - ticket.cached_tokens
         else:  # no stream felt how long it took
             account.stepped_at = now
+            account.read_elsewhere = elsewhere(router, READ_TOKENS, ticket.replica)
         book_first_token(router, i, ticket.prompt_tokens, now)
     add_tokens(router, ticket.replica, 1, now)
 
@@ -204,6 +223,12 @@ def record_scraped(routers, k, running, waiting, kv_use, scraped_at):
 def record_counters(routers, k, queries, hits):
     """-> whether the server was started anew"""
     return book_counters(router_at(routers, 0), k, queries, hits)
+
+
+@entry_point
+def count_elsewhere(routers, row, k):
+    """What other processes and routers have of a signal that is summed up over all."""
+    return elsewhere(router_at(routers, 0), row, k)
 
 
 @entry_point

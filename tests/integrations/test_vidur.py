@@ -113,13 +113,13 @@ def test_held_requests_are_sent_when_batches_end() -> None:
     assert all(s.completed_at > 0 for s in served)
 
 
-def test_vidurs_own_command_line_knows_our_policies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["vllm", None])  # None: Vidur's default
+def test_vidurs_own_command_line_knows_our_policies(tmp_path: Path, engine: str | None) -> None:
     options = {
         "global_scheduler_config_type": "pointsman",
         "pointsman_global_scheduler_config_policy": "least-work",
         "execution_time_predictor_config_type": "closed_form",
         "cluster_config_num_replicas": 2,
-        "replica_scheduler_config_type": "vllm",
         "replica_config_tensor_parallel_size": 1,
         "replica_config_num_pipeline_stages": 1,
         "synthetic_request_generator_config_num_requests": 16,
@@ -128,6 +128,8 @@ def test_vidurs_own_command_line_knows_our_policies(tmp_path: Path) -> None:
         "fixed_request_length_generator_config_decode_tokens": 20,
         "metrics_config_output_dir": tmp_path,
     }
+    if engine is not None:
+        options["replica_scheduler_config_type"] = engine
     command = [sys.executable, "-m", "pointsman.integrations.vidur", "--no-metrics_config_write_metrics"]
     command += [text for key, value in options.items() for text in (f"--{key}", str(value))]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

@@ -90,9 +90,11 @@ def own_of(books: Books, slot: int) -> dict[str, float]:
     return books.replica_signals(slot)
 
 
-# What adds up over requests, and so is zero without any; rates fade.
+# What adds up over requests, and so is zero without any; rates fade, and totals stay.
 COUNTS = [
-    signal.name for signal in SIGNALS if signal.across == SUM and signal.unit not in ("tokens/s", "share")
+    signal.name
+    for signal in SIGNALS
+    if signal.across == SUM and signal.unit not in ("tokens/s", "share", "tokens in all")
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from pointsman.routing.calibration import (
     Estimator,
     pooled,
 )
+from pointsman.routing.sharing import SharedBooks
+from pointsman.routing.signals import CONTEXT_TOKENS, KV_CAPACITY_TOKENS
 
 from .recording import Decision, record, replay
 
@@ -164,3 +167,40 @@ def test_a_router_finds_out_how_fast_its_replicas_are() -> None:
         assert found["prefill_s_per_token"] == pytest.approx(plan.prefill_s_per_token, rel=0.3), k
     slow, fast = books.replica_signals(1)["weight"], books.replica_signals(0)["weight"]
     assert fast / slow == pytest.approx(2.5, rel=0.3)
+
+
+def test_routers_that_share_their_books_reckon_with_what_the_others_have_there(tmp_path: Path) -> None:
+    """Each of three sees a third of the streams and prompts of a server whose steps all of them share."""
+    truth, capacity = (0.02, 0.0005, 0.0002), 50_000
+    shared = SharedBooks(tmp_path / "books", 3)
+    routers = [Books(0.0, shared, index, prefix_bytes=0) for index in range(3)]
+    for books in routers:
+        books.add("http://a:8000")
+    rng = np.random.default_rng(0)
+    now = arrived_at = 0.0
+    number = 0
+    waiting: list[tuple[Books, int, int]] = []  # router, ticket, prompt
+    decoding: list[tuple[Books, int, int, int]] = []  # and tokens to come
+    while number < 600:
+        while arrived_at <= now:
+            prompt, books = int(rng.integers(50, 600)), routers[number % 3]
+            waiting.append((books, books.sent(0, prompt, arrived_at), prompt))
+            arrived_at += float(rng.exponential(0.25))
+            number += 1
+        begun, waiting = waiting[:1], waiting[1:]
+        num_streams, num_prompt = len(decoding) + len(begun), sum(prompt for _, _, prompt in begun)
+        now += float(np.dot(truth, (1.0, max(0, num_streams - 1), num_prompt)))
+        for books, ticket, _, rest in decoding:
+            books.tokens(ticket, 1, now)
+            if rest == 1:
+                books.finished(ticket, now)
+        decoding = [(books, ticket, prompt, rest - 1) for books, ticket, prompt, rest in decoding if rest > 1]
+        for books, ticket, prompt in begun:
+            books.first_token(ticket, now)
+            decoding.append((books, ticket, prompt, int(rng.integers(50, 400))))
+        used = sum(float(books.signals[CONTEXT_TOKENS, 0]) for books in routers)
+        for books in routers:
+            books.scraped(0, len(decoding), len(waiting), used / capacity, now)
+    for books in routers:
+        assert books.speeds(0) == pytest.approx(truth, rel=0.1)
+        assert books.signals[KV_CAPACITY_TOKENS, 0] == pytest.approx(capacity, rel=0.05)

@@ -312,6 +312,59 @@ def test_processes_agree_on_columns(tmp_path: Path) -> None:
     assert two.claim("d") == 1
 
 
+def test_journal_of_all_processes_makes_another_index_the_same(tmp_path: Path) -> None:
+    shared = SharedBooks(tmp_path / "books", 2)
+    ours = [make_books(2, 5000.0, shared=shared, index=n, keeps_journal=True) for n in range(2)]
+    other = make_books(2, 5000.0, keeps_journal=True)
+    rng = np.random.default_rng(1)
+    for number in range(200):
+        now, one = 0.1 * number, chain(*rng.integers(0, 3, rng.integers(1, 6)).tolist())
+        books = ours[number % 2]
+        ticket = books.sent(int(rng.integers(2)), one[-1][1] + number % 3, now, links=as_links(one))
+        repeat_all(ours[0], other)
+        books.finished(ticket, now, None, int(rng.integers(50)))
+        if number % 50 == 49:
+            books.was_away(0)
+        repeat_all(ours[0], other)
+        assert Asker(other).hits(one, now) == Asker(ours[0]).hits(one, now)
+    other_index = other.prefixes
+    assert other_index is not None
+    assert other_index.read_journal(1 << 20) == []  # what was heard is not told again
+
+
+def repeat_all(books: Books, other: Books) -> None:
+    assert books.prefixes is not None
+    assert other.prefixes is not None
+    for noted in books.prefixes.read_journal(1 << 20):
+        other.prefixes.repeat(noted)
+
+
+def test_journal_that_nobody_reads_keeps_its_size_and_goes_on() -> None:
+    books = make_books(1, keeps_journal=True)
+    assert books.prefixes is not None
+    long = chain(*range(1000), tokens=1)
+    for number in range(100):  # 200,000 words
+        books.finished(books.sent(0, 1000, 0.1 * number, links=as_links(long)), 0.1 * number)
+    assert books.prefixes.read_journal(1 << 20) == []
+    books.sent(0, 1000, 20.0, links=as_links(long))
+    books.sent(0, 10, 21.0)
+    first, second = books.prefixes.read_journal(1 << 20)
+    assert first.links.tobytes() == as_links(long)
+    assert (first.at, second.at, second.num_tokens) == (20.0, 21.0, 10)
+
+
+def test_journal_is_read_in_pieces() -> None:
+    books = make_books(1, keeps_journal=True)
+    assert books.prefixes is not None
+    for number in range(10):
+        books.sent(0, 100, float(number), links=as_links(chain(number)))
+    pieces = []
+    while piece := books.prefixes.read_journal(20):
+        pieces.append([one.at for one in piece])
+    assert [len(piece) for piece in pieces] == [3, 3, 3, 1]
+    assert [at for piece in pieces for at in piece] == list(range(10))
+
+
 def links_of(text: str, *marks: int, prompt_tokens: int = 1000) -> list[tuple[int, int]]:
     links = PromptHasher().of_text(text.encode(), prompt_tokens, *marks)
     return np.frombuffer(links, LINK)[["key", "tokens"]].tolist()

@@ -53,9 +53,7 @@ class ClosedFormExecutionTimePredictor:
 
     def get_execution_time(self, batch: Any, pipeline_stage: int) -> StepTime:
         prompt_tokens, num_decoding, context, attended = 0, 0, 0, 0.0
-        # Tokens of each request in this step: num_q_tokens in PyPI's Vidur, num_tokens in the repository's.
-        computed = batch.num_q_tokens if hasattr(batch, "num_q_tokens") else batch.num_tokens
-        for request, tokens in zip(batch.requests, computed, strict=True):
+        for request, tokens in zip(batch.requests, _computed_tokens(batch), strict=True):
             if request.is_prefill_complete:
                 num_decoding += 1
                 context += request.num_processed_tokens
@@ -66,6 +64,17 @@ class ClosedFormExecutionTimePredictor:
         return StepTime(
             form.a + form.b * prompt_tokens + form.c * num_decoding + form.d * context + form.e * attended
         )
+
+
+def _computed_tokens(batch: Any) -> Any:
+    """How many of each request are computed in this step: Vidur has three names for it."""
+    if hasattr(
+        batch, "get_num_q_tokens_for_request"
+    ):  # the batches of its Mnemosyne engines, which are its default
+        return [batch.get_num_q_tokens_for_request(request.id) for request in batch.requests]
+    return (
+        batch.num_q_tokens if hasattr(batch, "num_q_tokens") else batch.num_tokens
+    )  # of PyPI, or the repository
 
 
 def register() -> None:

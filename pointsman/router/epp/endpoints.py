@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections import Counter
 
 from pointsman.router.logs import Log
 from pointsman.router.replicas.registry import Registry, Replica
+
+MAX_BROKEN_OFF = 5  # in a row; with as many clients that leave as stay, one in 32 gets there
 
 
 class Endpoints:
@@ -15,6 +18,7 @@ class Endpoints:
         self._log = log
         self._by_slot: dict[int, str] = {}
         self._replicas: dict[str, Replica] = {}
+        self._num_broken_off: Counter[int] = Counter()  # by slot, since an answer came to its end there
         for replica in registry:
             self._add(replica)
         registry.on_change.append(self._follow)
@@ -35,6 +39,18 @@ class Endpoints:
         others = [one for one in self._registry.accepting if one.slot not in out]
         others.sort(key=lambda one: one.num_outstanding)
         return ",".join(self._by_slot[one.slot] for one in (first, *others[:count]))
+
+    def broke_off(self, replica: Replica) -> bool:
+        """An answer has begun and not ended: the client has left, or the server has. Envoy does not say who.
+
+        -> whether so many did in a row that it must be the server.
+        """
+        self._num_broken_off[replica.slot] += 1
+        return self._num_broken_off[replica.slot] > MAX_BROKEN_OFF
+
+    def came_to_its_end(self, replica: Replica) -> None:
+        """An answer did."""
+        self._num_broken_off[replica.slot] = 0
 
     def _follow(self, replica: Replica, what: str) -> None:
         if what == "added":

@@ -210,6 +210,8 @@ class Pick:
             self._router.dispatcher.withdraw(self)
         elif self.state == ANSWERED and self._response_mode == NONE:
             self._completed()
+        elif self.state == ANSWERED and self._replica and self._endpoints.broke_off(self._replica):
+            self._failed(self._replica, now)
         if self.state in (WAITING, SENT, ANSWERED):
             self._proxy.metrics.cancelled += 1
             self._let_go(now)
@@ -348,6 +350,7 @@ class Pick:
                 self._proxy.books.failed(self._ticket, now)
             has_succeeded = self._status not in RETRIED_STATUSES
             self._router.registry.released(self._replica, has_succeeded=has_succeeded)
+            self._endpoints.came_to_its_end(self._replica)
             self._replica = None
         outcome = "completed" if self._status < 400 else "error"
         self._ended(self._status, outcome, now, prompt_tokens, output_tokens)

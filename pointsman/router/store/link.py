@@ -1,9 +1,13 @@
 """The link of a router to the store that it shares with others (Redis or Valkey, by publish and subscribe).
 
-Every router publishes what has changed in its books, and reads what the others publish; nothing is kept in
-the store, so that nothing there can be stale. A router hears itself, too: as long as it does, the link works,
-and when it has not for `peers.STALE_S`, the link is lost, whatever the sockets say. Then the router goes by
-its own books, says so, and tries again.
+Every router publishes what has changed in its books and what went into its index of prefixes, and reads what
+the others publish; nothing is kept in the store, so that nothing there can be stale. A router hears itself,
+too: as long as it does, the link works, and when it has not for `peers.STALE_S`, the link is lost, whatever
+the sockets say. Then the router goes by its own books, says so, and tries again.
+
+What others had outstanding is forgotten with them. What they told of prompts stays: the servers' caches are
+what they were, and the index forgets by itself what is old. What happens while nobody hears it stays in the
+journal of the index, as much as fits, and is told when there is somebody again.
 """
 
 from __future__ import annotations
@@ -33,14 +37,18 @@ from pointsman.router.store.messages import (
     MessageError,
     decode,
     encode,
+    prompts_from_wire,
+    prompts_to_wire,
     to_wire,
 )
 from pointsman.router.store.peers import STALE_S, Peers
 from pointsman.router.telemetry.metrics import Sharing
-from pointsman.routing.sharing import Book, SharedBooks, combined
+from pointsman.routing.books import Books
+from pointsman.routing.sharing import Book, combined
 
 SPEAK_S = 0.01  # at most so often
 WHOLE_S = 0.2  # the whole book, changed or not
+_MAX_NEWS_WORDS = 8192  # of each process's journal in one message
 _LOOK_S = 0.1
 _RETRY_S = 0.25
 _PATIENCE_S = 0.5  # for an answer of the store
@@ -51,17 +59,18 @@ class StoreLink:
     def __init__(
         self,
         address: StoreAddress,
-        books: SharedBooks,
-        index: int,
+        books: Books,
         dispatcher: Dispatcher,
         share_a_line: Callable[[str | None, str | None], bool],
         state: Sharing,
         log: Log,
     ) -> None:
-        """Ours is the book at `index`; the last one is kept for what others have outstanding."""
+        """The last of the shared books is kept for what others have outstanding."""
+        assert books.shared is not None
         self._address = address
-        self._books = books
-        self._index = index
+        self._books = books.shared
+        self._index = books.index
+        self._prefixes = books.prefixes
         self._dispatcher = dispatcher
         self._state = state
         self._log = log
@@ -138,6 +147,9 @@ class StoreLink:
                 self._heard_ourselves(message, now)
                 return
             has_changed = self._peers.heard(message, now)
+            if self._prefixes is not None:
+                for one in prompts_from_wire(message.prompts, now):
+                    self._prefixes.repeat(one)
         except MessageError as error:
             if str(error) not in self._misunderstood:  # once, not a hundred times a second
                 self._misunderstood.add(str(error))
@@ -200,13 +212,16 @@ class StoreLink:
         if book is None:
             return None
         fronts = self._dispatcher.fronts()[:MAX_FRONTS]
+        prompts = b""
+        if self._prefixes is not None and len(self._peers):
+            prompts = prompts_to_wire(self._prefixes.read_journal(_MAX_NEWS_WORDS), now)
         rows = book.signals[ROWS]
         is_same_layout = np.array_equal(book.keys, self._last.keys)
         is_whole = is_whole or not is_same_layout
         changed = np.full(len(book.keys), True)
         if not is_whole:
             changed = (rows != self._last.signals).any(axis=0)
-            if not changed.any() and fronts == self._fronts:
+            if not changed.any() and fronts == self._fronts and not prompts:
                 return None
         self._last, self._fronts = Book(book.keys, rows), fronts
         keys, columns = to_wire(Book(book.keys[changed], book.signals[:, changed]), now)
@@ -222,6 +237,7 @@ class StoreLink:
             ],
             keys=keys,
             columns=columns,
+            prompts=prompts,
         )
 
     def _own_book(self) -> Book | None:

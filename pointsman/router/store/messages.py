@@ -1,19 +1,27 @@
-"""What routers tell each other: the columns of their books that have changed, and who waits longest.
+"""What routers tell each other: the columns of their books that have changed, who waits longest, and which
+prompts they sent where.
 
 A message holds whole columns, never differences: one that is lost is repaired by the next about the same
-replica, at the latest by the whole book that every router sends a few times a second. Times travel as ages,
-so that nobody needs to know anybody's clock.
+replica, at the latest by the whole book that every router sends a few times a second. Prompts are told once,
+as the hashes of their prefixes; one that is lost is a cached prompt that the others do not know of, until
+somebody sends it again. Times travel as ages, so that nobody needs to know anybody's clock.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 import zlib
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from pointsman.routing.hashing import MAX_LINKS
+from pointsman.routing.prefixes import LOST, Noted
+from pointsman.routing.records import LINK
 from pointsman.routing.sharing import MAX_REPLICAS, Book
 from pointsman.routing.signals import (
     MEASURED_ROWS,
@@ -28,6 +36,12 @@ ROWS = np.array(sorted((*SUMMED_ROWS, *MEASURED_ROWS)))  # those that processes 
 # Routers that share other signals cannot understand each other.
 LAYOUT = zlib.crc32(" ".join(SIGNALS[row].name for row in ROWS).encode())
 MAX_FRONTS = 16
+
+# Of a prompt: kind, number of links, age, server, tokens beyond the links, KV memory of the server; and of a
+# link: key and tokens.
+_PROMPT = struct.Struct("<BHfqii")
+_MAX_TOKENS = 2**31 - 1
+_LINK = np.dtype([("key", "<i8"), ("tokens", "<i4")])
 
 _Age = Annotated[float, msgspec.Meta(ge=0.0)]
 
@@ -51,6 +65,7 @@ class Message(msgspec.Struct, array_like=True):
     fronts: list[Front] = []
     keys: bytes = b""  # [R] i8
     columns: bytes = b""  # [R, ROWS] f8
+    prompts: bytes = b""  # that were sent, answered or lost since the last message
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -94,3 +109,37 @@ def from_wire(message: Message, now: float) -> dict[int, NDArray[np.float64]]:
     columns[:, ROWS] = values
     columns[:, SENT_AT_SUM] = columns[:, WAITING] * now - columns[:, SENT_AT_SUM]
     return {int(key): column for key, column in zip(keys, columns, strict=True)}
+
+
+def prompts_to_wire(noted: Iterable[Noted], now: float) -> bytes:
+    parts = []
+    for one in noted:
+        links = np.empty(len(one.links), _LINK)
+        links["key"], links["tokens"] = one.links["key"], one.links["tokens"]
+        age_s = 0.0 if one.kind == LOST else max(0.0, now - one.at)
+        capacity = min(one.capacity_tokens, _MAX_TOKENS)
+        head = one.kind, len(links), age_s, one.server, one.num_tokens, capacity
+        parts += [_PROMPT.pack(*head), links.tobytes()]
+    return b"".join(parts)
+
+
+def prompts_from_wire(data: bytes, now: float) -> list[Noted]:
+    """In terms of our clock."""
+    found = []
+    at = 0
+    while at < len(data):
+        if len(data) - at < _PROMPT.size:
+            raise MessageError("has the wrong size")
+        kind, num_links, age_s, server, num_tokens, capacity = _PROMPT.unpack_from(data, at)
+        at += _PROMPT.size
+        if num_links > MAX_LINKS or len(data) - at < num_links * _LINK.itemsize:
+            raise MessageError("has the wrong size")
+        links = np.zeros(num_links, LINK)
+        told = np.frombuffer(data, _LINK, num_links, at)
+        links["key"], links["tokens"] = told["key"], told["tokens"]
+        at += told.nbytes
+        is_sound = kind <= LOST and num_tokens >= 0 and 0.0 <= age_s < math.inf and (links["key"] != 0).all()
+        if not is_sound or (np.diff(links["tokens"], prepend=0) < 0).any() or (capacity < 1 and kind != LOST):
+            raise MessageError("tells of no prompt")
+        found.append(Noted(kind, server, num_tokens, capacity, now - age_s, links))
+    return found

@@ -31,7 +31,7 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Speed(NamedTuple):
-    """Of a server, as the router takes it to be."""
+    """How fast a server is, as the router takes it to be."""
 
     step_floor_s: float | None
     decode_s_per_token: float | None

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,14 @@ pytest.importorskip("grpc_health")
 
 from pointsman.emulator.cluster import Emulator
 from pointsman.router.config import Backend, Settings
+from pointsman.router.epp.endpoints import MAX_BROKEN_OFF
 from pointsman.router.epp.picker import Picker
 from pointsman.router.epp.status import StatusOnly
 from pointsman.router.main import live_books
 from pointsman.router.server import Parts, Router
 from pointsman.routing.core import Core, Request
 from tests.emulator.serving import ask, completion, events, with_emulator
-from tests.router.harness import QUIET, until
+from tests.router.harness import CHAT, QUIET, until
 from tests.simulator.factories import load_benchmark
 
 envoy_setup = load_benchmark("envoy_setup")
@@ -172,5 +174,32 @@ def test_without_the_picker_envoy_fails_open_or_closed_as_configured(tmp_path: P
             await g.picker.close()
             assert [(await g.ask(0)).status for _ in range(8)] == [200] * 8
             assert [(await g.ask(1)).status for _ in range(4)] == [500] * 4
+
+    with_emulator(scenario, **FOUR)
+
+
+@pytest.mark.parametrize("fault", ["garbage", "cut"])
+def test_a_server_that_breaks_off_every_answer_is_soon_left_alone(tmp_path: Path, fault: str) -> None:
+    """It is always free, so it would get all. Envoy cannot ask another for an answer that has begun."""
+
+    async def scenario(emulator: Emulator) -> None:
+        chaos_servers = load_benchmark("chaos_servers")
+        servers: list[Any] = [chaos_servers.Server() for _ in range(4)]
+        for server in servers:
+            await server.listen()
+        made: Any = SimpleNamespace(replicas=servers)
+        async with gateway(made, tmp_path) as g:
+            servers[1].break_down(fault)
+            statuses = []
+            for n in range(80):
+                body = {"model": "m", "messages": [], "user": f"r{n}", "stream": False}
+                answer = await ask(g.urls[0], "POST", CHAT, body, x_request_id=f"r{n}")
+                statuses.append(answer.status)
+        for server in servers:
+            server.close()
+        most = MAX_BROKEN_OFF + g.router.settings.reliability.breaker_failures
+        assert set(statuses) <= {200, 502}
+        assert statuses.count(502) <= (0 if fault == "garbage" else most)
+        assert 502 not in statuses[-30:]
 
     with_emulator(scenario, **FOUR)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ pytest.importorskip("grpc_health")
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pointsman.router.config import Backend, Settings
 from pointsman.router.epp.picker import Picker
 from pointsman.router.epp.wire import (
     BUFFERED,
@@ -24,9 +27,13 @@ from pointsman.router.epp.wire import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from pointsman.router.server import Parts, Router
+from pointsman.router.store.address import parse_store
+from pointsman.routing.signals import EXPECTED_HIT_TOKENS
 from tests.router.fakes import HOLD
-from tests.router.harness import CHAT, Cluster, cluster, run, until
-from tests.router.mock import ok
+from tests.router.harness import CHAT, QUIET, Cluster, cluster, post, run, until
+from tests.router.mock import mocks, ok
+from tests.routing.asking import decide
 
 KEY = "x-gateway-destination-endpoint"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
@@ -345,5 +352,62 @@ def test_long_bodies_come_back_in_pieces() -> None:
             assert got == data
             assert g.cluster.books.of_kind("sent")[0][2] > 50_000
             await envoy.answer(is_end=True)
+
+    run(scenario)
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
+def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
+    pytest.importorskip("redis")
+    from pointsman.router.main import live_books, store_link
+    from tests.router.store.test_link import store
+
+    settings = Settings.model_validate({"reliability": QUIET, "limits": {"drain_timeout_s": 1}})
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello there " * 200}]})
+
+    books, deciders = live_books(settings, None, True)  # compiled while no clock runs
+    books.finished(books.sent(books.add("http://a"), 100, 0.0), 0.0)
+    decide(deciders("cache-aware"), 100, 0.0)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            s = await stack.enter_async_context(store())
+            servers = await stack.enter_async_context(mocks(ok, ok))
+            address = parse_store(f"redis://127.0.0.1:{s.port}/g")
+            made = []
+            for _ in range(2):
+                books, deciders = live_books(settings, None, True)
+                parts = Parts(books=books, deciders=deciders, log_to=io.StringIO(), policy="cache-aware")
+                router = Router(parts, settings, [Backend(url=mock.url) for mock in servers])
+                port = await router.start("127.0.0.1", 0)
+                stack.push_async_callback(router.stop)
+                link = store_link(address, router)
+                link.start()
+                stack.push_async_callback(link.stop)
+                made.append((router, port))
+            (serving, port), (picking, _) = made
+            for router, _ in made:
+                await until(lambda router=router: router.metrics.sharing.num_routers == 1)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(post(body=body.encode()))
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            await until(lambda: not serving.proxy.active)
+            (served,) = [k for k, mock in enumerate(servers) if mock.heard]
+            picker = Picker(picking, "127.0.0.1", 0)
+            stack.push_async_callback(picker.close)
+            stack.callback(picker.stop)
+            target = f"127.0.0.1:{await picker.start()}"
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(target))
+            c = Cluster(picking, None, None, servers, 0, io.StringIO())  # type: ignore[arg-type]
+            assert picking.books.prefixes is not None
+            known = picking.books.prefixes._tables["keys"]
+            await until(lambda: bool(known.any()))
+            envoy = Gateway(c, channel).envoy()
+            await envoy.ask(body.encode())
+            await envoy.picked()
+            envoy.cancel()
+            assert picking.books.signals[EXPECTED_HIT_TOKENS, served] > 400
+            assert picking.books.signals[EXPECTED_HIT_TOKENS, 1 - served] == 0.0
 
     run(scenario)

@@ -23,10 +23,12 @@ from pointsman.router.requests.holding import Elsewhere, FirstInLine
 from pointsman.router.store.address import parse_store
 from pointsman.router.telemetry.metrics import Sharing
 from pointsman.routing.books import Books
+from pointsman.routing.core import Request
 from pointsman.routing.decider import Decider
+from pointsman.routing.hashing import PromptHasher
 from pointsman.routing.ordering import Order
 from pointsman.routing.sharing import SharedBooks
-from pointsman.routing.signals import OUTSTANDING
+from pointsman.routing.signals import EXPECTED_HIT_TOKENS, OUTSTANDING
 from tests.router.certificates import new_authority
 from tests.router.harness import run, until
 from tests.routing.asking import decide
@@ -89,10 +91,14 @@ class Held:
         self.num_wakes += 1
 
 
+def links_of(text: str) -> bytes:
+    return PromptHasher().of_text(text.encode(), len(text) // 4)
+
+
 class OneRouter:
     def __init__(self, url: str, ca: Path | None = None, names: Sequence[str] = NAMES) -> None:
         shared = SharedBooks(None, 2)
-        self.books = Books(shared=shared)
+        self.books = Books(shared=shared, keeps_journal=True)
         for name in names:
             self.books.add(name)
         self.decider = Decider(self.books, "least-outstanding")
@@ -105,13 +111,24 @@ class OneRouter:
             return model == other
 
         self.link = StoreLink(
-            parse_store(url, ca), shared, 0, self.held, share_a_line, self.state, Log(self.log)
+            parse_store(url, ca), self.books, self.held, share_a_line, self.state, Log(self.log)
         )
 
     def known_elsewhere(self) -> list[float]:
         book = self.shared.read(1)
         assert book is not None
         return book.signals[OUTSTANDING].tolist()
+
+    def hits(self, text: str) -> list[float]:
+        """Tokens of the prompt that each server should have, as the next decision is told."""
+        links = links_of(text)
+        self.decider.decide(Request(len(text) // 4, arrived_at=monotonic(), links=links), 1, monotonic())
+        found: list[float] = self.books.signals[EXPECTED_HIT_TOKENS].tolist()
+        return found
+
+    def serve(self, slot: int, text: str, num_output: int) -> None:
+        ticket = self.books.sent(slot, len(text) // 4, monotonic(), links=links_of(text))
+        self.books.finished(ticket, monotonic(), len(text) // 4, num_output)
 
     def events(self) -> list[str]:
         return [json.loads(line)["event"] for line in self.log.getvalue().splitlines()]
@@ -263,5 +280,70 @@ def test_a_router_starts_without_the_store_and_finds_it_later() -> None:
                 await until(lambda: one.known_elsewhere() == [1.0, 0.0], within_s=5.0)
         finally:
             s.stop()
+
+    run(scenario)
+
+
+def turns_of_a_chat(count: int) -> list[str]:
+    """Prompts that each contain the one before and the answer to it."""
+    turns = ["You are a helpful assistant. " * 40]
+    for turn in range(1, count):
+        turns.append(turns[-1] + f"and so he said in turn {turn}: " * 50)
+    return turns
+
+
+def test_a_chat_whose_turns_alternate_between_routers_is_expected_as_by_one_router() -> None:
+    turns = turns_of_a_chat(12)
+    sees_all = OneRouter("redis://127.0.0.1/g")
+    expected = []
+    for number, text in enumerate(turns):
+        expected.append(sees_all.hits(text))
+        sees_all.serve(number % 2, text, 300)
+    assert min(expected[-1]) > 3000
+
+    async def scenario() -> None:
+        async with store() as s, routers(f"redis://127.0.0.1:{s.port}/g", 3) as made:
+            await until(lambda: all(one.state.num_routers == 2 for one in made))
+            for number, text in enumerate(turns):
+                one = made[number % 3]
+                await until(lambda one=one, text=text, number=number: one.hits(text) == expected[number])
+                one.serve(number % 2, text, 300)
+
+    run(scenario)
+
+
+def test_a_server_that_was_started_anew_is_forgotten_by_all() -> None:
+    async def scenario() -> None:
+        async with store() as s, routers(f"redis://127.0.0.1:{s.port}/g") as (one, two):
+            await until(lambda: one.state.num_routers == 1 and two.state.num_routers == 1)
+            (text,) = turns_of_a_chat(1)
+            one.books.counted(0, 1000.0, 0.0)
+            one.serve(0, text, 100)
+            one.serve(1, text, 100)
+            await until(lambda: min(two.hits(text)) > 200)
+            one.books.counted(0, 10.0, 0.0)
+            await until(lambda: two.hits(text)[0] == 0.0)
+            assert two.hits(text)[1] > 200
+
+    run(scenario)
+
+
+def test_without_the_store_the_index_is_ones_own_and_catches_up_later() -> None:
+    async def scenario() -> None:
+        async with store() as s, routers(f"redis://127.0.0.1:{s.port}/g", 3) as (one, two, three):
+            await until(lambda: all(r.state.num_routers == 2 for r in (one, two, three)))
+            before, meanwhile = "Before that. " * 100, "Meanwhile. " * 100
+            one.serve(0, before, 100)
+            await until(lambda: two.hits(before)[0] > 200)
+            for task in one.link._running:  # dead, but not what it told
+                task.cancel()
+            s.stop()
+            await until(lambda: not two.state.is_up)
+            three.serve(1, meanwhile, 100)
+            await asyncio.sleep(0.3)
+            assert two.hits(before)[0] > 200
+            assert two.hits(meanwhile) == [0.0, 0.0]
+            s.start()
+            await until(lambda: two.hits(meanwhile)[1] > 200, within_s=5.0)
 
     run(scenario)

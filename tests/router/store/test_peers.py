@@ -16,10 +16,14 @@ from pointsman.router.store.messages import (
     decode,
     encode,
     from_wire,
+    prompts_from_wire,
+    prompts_to_wire,
     to_wire,
 )
 from pointsman.router.store.peers import STALE_S, Peers
 from pointsman.routing.ordering import Order
+from pointsman.routing.prefixes import ANSWERED_WHOLE, LOST, SENT, Noted
+from pointsman.routing.records import LINK
 from pointsman.routing.sharing import Book
 from pointsman.routing.signals import (
     ACCEPTING,
@@ -150,3 +154,44 @@ def test_who_waits_longest_is_known_across_routers() -> None:
     assert not others.goes_before(Request(arrived_at=99.0), 100.0)
     assert others.goes_before(Request(arrived_at=99.0, size=2), 100.0)
     assert others.goes_before(Request(arrived_at=99.0), 128.0)  # it has waited for as long as it may
+
+
+def prompt(kind: int = SENT, lengths: tuple[int, ...] = (100, 250), key: int = -7, **fields: object) -> Noted:
+    links = np.array([(key + n, tokens, 9) for n, tokens in enumerate(lengths)], LINK)
+    return Noted(kind, -3, 40, 10_000, 999.0, links)._replace(**fields)
+
+
+def test_prompts_are_told_by_age_and_in_a_few_bytes_a_link() -> None:
+    told = [prompt(), prompt(ANSWERED_WHOLE, (5,), at=990.0), prompt(LOST, (), capacity_tokens=0, at=0.0)]
+    wire = prompts_to_wire(told, 1000.0)
+    assert len(wire) == 3 * 23 + 3 * 12
+    heard = prompts_from_wire(wire, 50.0)
+    assert [one.at for one in heard] == [49.0, 40.0, 50.0]
+    for one, other in zip(told, heard, strict=True):
+        assert other._replace(at=0.0, links=0) == one._replace(at=0.0, links=0)
+        assert other.links["key"].tolist() == one.links["key"].tolist()
+        assert other.links["tokens"].tolist() == one.links["tokens"].tolist()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        prompt(kind=9),
+        prompt(num_tokens=-1),
+        prompt(capacity_tokens=0),
+        prompt(lengths=(250, 100)),
+        prompt(lengths=(-5, 100)),
+        prompt(key=-1),  # the next one has 0
+        prompt(at=-np.inf),
+    ],
+)
+def test_prompts_that_cannot_be_are_left_out(bad: Noted) -> None:
+    with pytest.raises(MessageError):
+        prompts_from_wire(prompts_to_wire([prompt(), bad], 1000.0), 50.0)
+
+
+def test_half_a_prompt_is_left_out() -> None:
+    wire = prompts_to_wire([prompt()], 1000.0)
+    for size in (1, 22, 23, len(wire) - 1):
+        with pytest.raises(MessageError):
+            prompts_from_wire(wire[:size], 50.0)
