@@ -154,19 +154,11 @@ class RunLog:
 
     @cached_property
     def score(self) -> Series:
-        """With the evaluation before training, where it is known.
-
-        A run that learns the mean first is judged from where its limits cost something: the score counts
-        them, and falls while they are free.
-        """
+        """With the evaluation before training, where it is known."""
         name = self.score_name
         if name is None:
             return self.series("")
         series = self.series(name)
-        free = [price.x[price.y == 0.0] for price in self.group("price").values()]
-        free_until = max((x.max() for x in free if len(x)), default=-np.inf)
-        if free_until > -np.inf:
-            return series.after(free_until)
         first = self.facts.evaluation.get("first") or {}
         value = first.get(name)
         if value is None or not np.isfinite(value) or (len(series) and series.x[0] <= 0):

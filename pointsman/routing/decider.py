@@ -111,6 +111,8 @@ class Decider:
         """Working memory for the replicas there are now."""
         count = len(self.books.slots)
         self._tables = PolicyTables([self._policy], max(1, count))
+        if self.spec.detour_s is not None:
+            self._tables.rows.detour_s = self.spec.detour_s
         self._scores = np.full(count, np.nan)  # and so they stay if the policy has none
         self._credit = np.zeros(count)
         record, memory = self._record, self._record.memory

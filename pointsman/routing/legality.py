@@ -7,16 +7,20 @@ comes back with `seen_tokens`, and goes where there is more.
 
 from __future__ import annotations
 
+import math
+
 from pointsman.compiled.jit import kernel
 from pointsman.routing.booking import booked_tokens, expected_output, signals_of
 from pointsman.routing.prefixes import expect_hits
 from pointsman.routing.records import UNKNOWN
 from pointsman.routing.signals import (
     ACCEPTING,
+    EXPECTED_HIT_TOKENS,
     KV_CAPACITY_TOKENS,
     MAX_PROMPT_TOKENS,
     OUTSTANDING,
     PENDING_PREFILL_TOKENS,
+    PREFILL_S_PER_TOKEN,
 )
 
 MAX_HELD = 2.0  # requests a replica
@@ -115,6 +119,28 @@ def fill_legal(router, policy, ask, now, legal):
             if has_room(signals, k, ask.prompt_tokens, policy):
                 can_start = True
     legal[0] = num_takers == 0 or (may_hold and not can_start)
+    if policy.detour_s < math.inf:
+        forbid_detours(router, policy, ask, legal)
+
+
+@kernel
+def forbid_detours(router, policy, ask, legal):
+    """Of the legal replicas, those are left where the first token is due soon, by what the router knows."""
+    signals = signals_of(router)
+    soonest_s = math.inf
+    for k in range(router.num_replicas):
+        if legal[k + 1]:
+            soonest_s = min(soonest_s, first_token_s(signals, k, ask))
+    for k in range(router.num_replicas):
+        if first_token_s(signals, k, ask) > soonest_s + policy.detour_s:
+            legal[k + 1] = 0
+
+
+@kernel
+def first_token_s(signals, k, ask):
+    """Time to prefill what waits on replica k, and the request behind it."""
+    tokens = signals[PENDING_PREFILL_TOKENS, k] + ask.prompt_tokens - signals[EXPECTED_HIT_TOKENS, k]
+    return tokens * signals[PREFILL_S_PER_TOKEN, k]
 
 
 @kernel

@@ -73,6 +73,13 @@ class PolicySpec(Spec):
         description="of those that hold: requests that a replica may have; absent = any number",
     )
 
+    detour_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="learned: a request goes where its first token is due at most so much later than at the "
+        "soonest [s]; the less, the shorter the tail and the longer the mean; absent = anywhere",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _looked_up(cls, data: Any) -> Any:
@@ -114,6 +121,12 @@ class PolicySpec(Spec):
         return self
 
     @model_validator(mode="after")
+    def _detour_fits(self) -> Self:
+        if self.detour_s is not None and self.kind != LEARNED:
+            raise InputError("policy.detour_s", self.detour_s, "only for a learned policy", "leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _checkpoint_fits(self) -> Self:
         if (self.kind == LEARNED) != (self.checkpoint is not None):
             problem = "missing" if self.kind == LEARNED else "only for a learned policy"
@@ -133,7 +146,7 @@ class PolicyTables:
         self._networks: dict[int, NetworkTables] = {}
         self.rows = Records(len(policies), POLICY)
         self.rows.ttft_limit_s, self.rows.step_limit_s = TTFT_LIMIT_S, STEP_LIMIT_S
-        self.rows.stream_limit = np.inf
+        self.rows.stream_limit = self.rows.detour_s = np.inf
         for row, policy in zip(self.rows, policies, strict=True):
             if policy is None:
                 row.kind = heuristics.EXTERNAL
@@ -141,6 +154,7 @@ class PolicyTables:
                 self._fill_learned(row, policy, max_replicas)
             elif policy.checkpoint is not None:
                 self._fill_learned(row, self._load(policy.checkpoint), max_replicas)
+                row.detour_s = np.inf if policy.detour_s is None else policy.detour_s
             else:
                 self._fill_heuristic(row, policy)
 

@@ -167,6 +167,7 @@ POLICY = np.dtype(
         ("kv_limit", "f8"),  # room: share of the KV memory that may be booked
         ("prefill_limit", "f8"),  # room: prompt tokens that may wait on a replica
         ("stream_limit", "f8"),  # room: requests that a replica may have
+        ("detour_s", "f8"),  # learned: how much later than at the soonest a first token may be expected
         ("ttft_limit_s", "f8"),  # the service level that features of time are compared with
         ("step_limit_s", "f8"),
         ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score

@@ -2,12 +2,14 @@
 
 - the name of a heuristic, or of a trained policy that comes with the package: `default`, `default-mean`;
 - a policy file, as `pointsman tune` writes it: YAML with `policy:` and, for the reader, how it was `made:`;
-- a checkpoint of `pointsman train`, or its run directory, which stands for its best checkpoint.
+- a checkpoint of `pointsman train`, or its run directory, which stands for its best checkpoint;
+- a trained policy with how late it may have a first token, `default-mean:0.3s`: see `detour_s` in policy.py.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ _SUFFIXES = (*_YAML, ".safetensors")
 
 def look_up(text: str, heuristics: Sequence[str]) -> dict[str, Any]:
     """The fields of the policy that is meant by `text`, which is none of the heuristics."""
+    policy, colon, seconds = text.rpartition(":")
+    if colon and seconds.endswith("s") and not Path(text).expanduser().exists():
+        return _with_detour(policy, seconds, heuristics)
     if text in SHIPPED:
         shipped = DEFAULT_CHECKPOINT.with_name(f"{text}.safetensors")
         if not shipped.exists():
@@ -49,6 +54,21 @@ def look_up(text: str, heuristics: Sequence[str]) -> dict[str, Any]:
     else:
         fields = {"kind": LEARNED, "checkpoint": _checkpoint(path)}
     return {"name": _name(path, heuristics)} | fields
+
+
+def _with_detour(policy: str, seconds: str, heuristics: Sequence[str]) -> dict[str, Any]:
+    fields = {} if policy in heuristics else look_up(policy, heuristics)
+    if "checkpoint" not in fields:
+        problem = "only a trained policy is told how late a first token may be"
+        raise InputError("policy.kind", f"{policy}:{seconds}", problem, f"leave out :{seconds}")
+    try:
+        detour_s = float(seconds.removesuffix("s"))
+    except ValueError:
+        detour_s = -1.0
+    if not 0.0 <= detour_s < math.inf:
+        problem = f"{seconds} is no time"
+        raise InputError("policy.kind", f"{policy}:{seconds}", problem, f"for example {policy}:0.3s")
+    return fields | {"detour_s": detour_s, "name": f"{fields['name']}:{seconds}"}
 
 
 def is_path(text: str) -> bool:

@@ -7,11 +7,6 @@ the arg-max policy is what is served, and that is what the evaluation plays. (St
 control multipliers so, with the plain price instead of its logarithm; ours differ by orders of magnitude
 between scenarios and must not be 0, where a tail would have no price at all when it begins to grow.)
 
-Mean first. A policy that begins at its limits and must keep them finds little: what shortens the mean most
-(long prompts on replicas of their own) lengthens a tail first, and pays only once it is done. So limits may
-cost nothing in a first part of the run (`begin`); what they cost afterwards leads back along the frontier
-between mean and tail, and ends where they hold.
-
 Unit: at price p, a tail twice as heavy as the reference's costs as much as a share p of the mean cost.
 """
 
@@ -34,9 +29,6 @@ BREACH = "eval_breach"  # metrics eval_breach/<limit>/<group>: how far beyond it
 
 
 class PriceSpec(Spec):
-    begin: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the run in which limits cost nothing: the mean first"
-    )
     start: dict[str, float] = Field(
         default={"ttft_p99": 0.005, "e2e_p99": 0.02}, description="price of a limit at first; others: 0.02"
     )
@@ -59,7 +51,7 @@ class PriceSpec(Spec):
 
 
 class Prices:
-    """`follow` a run; `after_evaluation`, `of` holds for the updates that come. The state is plain JSON."""
+    """`after_evaluation`, then `of` holds for the updates that follow. The state is plain JSON."""
 
     def __init__(self, spec: PriceSpec, limits: Sequence[str], groups: Sequence[str]) -> None:
         self.spec, self.limits, self.groups = spec, tuple(limits), tuple(groups)
@@ -67,12 +59,6 @@ class Prices:
         self._sums = dict.fromkeys(pairs, 0.0)  # what the integral part has come to
         self._breaches: dict[str, float] = {}  # at the last evaluation
         self._factors = dict.fromkeys(pairs, 0.0)  # logarithms
-        self.are_due = False  # before, all are 0
-        self.follow(fraction_done=0.0)
-
-    def follow(self, fraction_done: float) -> None:
-        """Let them begin when it is time; without limits there is nothing to wait for."""
-        self.are_due = not self.limits or fraction_done >= self.spec.begin
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         spec, bound = self.spec, math.log(self.spec.range)
@@ -92,8 +78,6 @@ class Prices:
 
     def of(self, limit: str) -> NDArray[np.float64]:
         """[G] the price in each group. One that is not evaluated pays what the others do on average."""
-        if not self.are_due:
-            return np.zeros(len(self.groups))
         known = [self._factors[f"{limit}/{group}"] for group in self._known(limit)]
         mean = float(np.mean(known)) if known else 0.0
         factors = [
@@ -111,7 +95,7 @@ class Prices:
         found = {}
         for limit in self.limits:
             prices = self.of(limit)
-            found[f"price/{limit}"] = float(np.exp(np.log(prices).mean())) if self.are_due else 0.0
+            found[f"price/{limit}"] = float(np.exp(np.log(prices).mean()))
             if len(self.groups) > 1:
                 by_group = zip(self.groups, prices.tolist(), strict=True)
                 found |= {f"price/{limit}/{group}": price for group, price in by_group}

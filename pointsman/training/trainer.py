@@ -107,7 +107,6 @@ class Trainer:
 
     def step(self, fraction_done: float) -> tuple[dict[str, float], list[Event]]:
         """One update; returns its metrics (the same at every rank) and what exploration changed."""
-        self.prices.follow(fraction_done)
         stage = self.curriculum.stage(fraction_done, self.evaluation) if self.curriculum is not None else None
         news: list[Event] = []
         if stage is not None:
@@ -304,8 +303,8 @@ class Trainer:
     def judged(self, found: dict[str, float]) -> list[Event]:
         """Let exploration, prices and step sizes follow an evaluation, the same at every rank."""
         self.evaluation = found
-        if "eval_score" not in found or not self.prices.are_due:
-            return []  # a score that counts limits says nothing while nobody pays for them
+        if "eval_score" not in found:
+            return []
         events = self.exploration.after_evaluation(
             self.num_updates, found["eval_score"], found.get("eval_baseline_score")
         )

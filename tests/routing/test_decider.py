@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulator.factories import make_policy
 
 from pointsman.inference.checkpoint import load_checkpoint, save_checkpoint
@@ -14,6 +16,7 @@ from pointsman.routing.books import Books
 from pointsman.routing.core import Request
 from pointsman.routing.decider import HOLD, Decider, PolicyError
 from pointsman.routing.heuristics import HEURISTICS
+from pointsman.routing.signals import PREFILL_S_PER_TOKEN
 from pointsman.routing.sources import DEFAULT_CHECKPOINT
 
 from .asking import decide
@@ -73,6 +76,28 @@ def test_work_goes_to_the_replica_with_less_of_it() -> None:
             books.first_token(books.sent(slot, 2000, 1.0), 1.5)
     for policy in ("default", "least-outstanding", "least-tokens", "least-work", "least-delay"):
         assert decide(Decider(books, policy), 500, 2.0) == 3, policy
+
+
+@given(
+    waiting=st.lists(st.integers(0, 3000), min_size=2, max_size=6),
+    prompt=st.integers(1, 6000),
+    detour_s=st.sampled_from([0.0, 0.02, 0.1, 0.4]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_detour_is_never_longer_than_it_may_be(waiting: list[int], prompt: int, detour_s: float) -> None:
+    """Waiting prompts and its own, at the calibrated time of a token: nobody is chosen that takes longer."""
+    books = make_books(len(waiting))
+    for slot, tokens in enumerate(waiting):
+        books.first_token(books.sent(slot, 100, 0.5), 0.6)
+        if tokens:
+            books.sent(slot, tokens, 1.0)
+    s_per_token = float(books.signals[PREFILL_S_PER_TOKEN, 0])
+    allowed = {
+        slot + 1
+        for slot, tokens in enumerate(waiting)
+        if (tokens - min(waiting)) * s_per_token <= detour_s + 1e-9
+    }
+    assert decide(Decider(books, f"default-mean:{detour_s}s", seed=1), prompt, 1.1) in {HOLD, *allowed}
 
 
 def test_a_request_is_held_while_nobody_has_room_and_not_for_ever() -> None:

@@ -1,4 +1,4 @@
-"""The policy that ships with the package: it loads, it is small, and it is better than least-outstanding."""
+"""The policies that ship with the package: they load, are small, and better than least-outstanding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pointsman.routing.sources import DEFAULT_CHECKPOINT
 
 
 def outcomes(kind: str, scenario: str, requests: int) -> list[Outcome]:
-    overrides = [f"workload.requests={requests}", "policy={kind: " + kind + "}"]
+    overrides = [f"workload.requests={requests}", f"policy={{kind: '{kind}'}}"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PointsmanWarning)  # overload is meant
         return simulate(
@@ -44,6 +44,19 @@ def test_it_costs_less_than_least_outstanding(scenario: str, requests: int, most
     learned = outcomes("default", scenario, requests)
     assert all(run.metrics["num_unfinished"] == 0 for run in learned)
     assert mean_cost(learned) < most * mean_cost(outcomes("least-outstanding", scenario, requests))
+
+
+def test_what_a_detour_may_take_moves_it_between_mean_and_tail() -> None:
+    def figures(kind: str) -> tuple[float, float]:
+        runs = outcomes(kind, "steady-chat", 6000)
+        return tuple(  # type: ignore[return-value]
+            sum(run.metrics[name] for run in runs) for name in ("e2e_mean_s", "ttft_p99_s")
+        )
+
+    means, tails = zip(*map(figures, ("default-mean:0.1s", "default-mean:0.4s", "default-mean")), strict=True)
+    assert means[0] > 1.01 * means[1] > 1.01**2 * means[2]
+    assert 1.1**2 * tails[0] < 1.1 * tails[1] < tails[2]
+    assert means[2] < 0.95 * figures("late-binding")[0] and tails[2] > 1.3 * figures("late-binding")[1]
 
 
 @pytest.mark.parametrize("num_replicas", [1, 3, 64])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def test_the_default_is_the_one_in_the_package(tmp_path: Path, monkeypatch: pyte
         path = tmp_path / f"{name}.safetensors"
         save_checkpoint(path, make_checkpoint())
         assert (named(name).label, named(name).checkpoint) == (name, path)
+
+
+def test_a_trained_policy_may_be_told_how_late_a_first_token_may_be(tmp_path: Path) -> None:
+    policy = named("default-mean:0.3s")
+    assert (policy.label, policy.detour_s) == ("default-mean:0.3s", 0.3)
+    assert policy.checkpoint == named("default-mean").checkpoint and named("default-mean").detour_s is None
+    assert named(f"{make_run(tmp_path)}:1.5s").detour_s == 1.5
+    assert PolicyTables([policy, named("default")], 2).rows.detour_s.tolist() == [0.3, math.inf]
+    with pytest.raises(InputError, match="only a trained policy"):
+        named("late-binding:0.3s")
+    with pytest.raises(InputError, match="soons is no time"):
+        named("default:soons")
+    with pytest.raises(InputError, match=r"policy.detour_s.*only for a learned policy"):
+        parse_spec(PolicySpec, {"kind": "random", "detour_s": 1.0}, "policy")
 
 
 def test_a_file_never_takes_the_name_of_a_heuristic(tmp_path: Path) -> None:

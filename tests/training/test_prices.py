@@ -11,7 +11,7 @@ import pytest
 
 from pointsman.training.prices import Prices, PriceSpec
 from pointsman.training.ranks import Ranks
-from pointsman.training.trainer import Trainer, train
+from pointsman.training.trainer import train
 
 from .fakes import FakeSpec, MemoryHost, fake_config
 from .limited import CHEAPEST_NOISE, LIMIT, make_evaluate
@@ -103,27 +103,3 @@ def test_training_finds_the_price_that_keeps_a_limit() -> None:
     assert rows[-1]["price/noise"] > 0.05
     free = [row for row in limited_run(range=1.0) if "eval_score" in row]
     assert np.mean([row["eval_noise"] for row in free[-5:]]) == pytest.approx(CHEAPEST_NOISE, abs=0.05)
-
-
-def test_limits_that_begin_later_cost_nothing_before() -> None:
-    rows = limited_run(begin=0.5)
-    before = [row for row in rows if row["fraction_done"] < 0.5]
-    after = [row for row in rows if row["fraction_done"] >= 0.5]
-    assert {row["price/noise"] for row in before} == {0.0}
-    assert min(row["price/noise"] for row in after) > 0.0
-    free, kept = ([row["eval_noise"] for row in part if "eval_noise" in row] for part in (before, after))
-    assert np.mean(free[-5:]) > LIMIT + 0.07
-    assert np.mean(kept[-5:]) == pytest.approx(LIMIT, abs=0.03)
-
-
-def test_nothing_follows_a_score_whose_limits_are_free() -> None:
-    """It falls while they are: that is neither a reason to explore more nor to go back."""
-    trainer = Trainer(fake_config(env={"kind": "training.limited"}, prices={"begin": 0.5}), Ranks())
-    trainer.prepare()
-    fallen = [{"eval_score": -0.1 * k, "eval_baseline_score": 0.0} for k in range(1, 9)]
-    assert [trainer.judged(found) for found in fallen] == [[]] * 8
-    trainer.prices.follow(0.5)
-    assert any(trainer.judged(found) for found in fallen)
-    without_limits = Trainer(fake_config(prices={"begin": 0.5}), Ranks())
-    without_limits.prepare()
-    assert any(without_limits.judged(found) for found in fallen)
