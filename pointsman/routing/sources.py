@@ -22,7 +22,8 @@ DEFAULT, DEFAULT_MEAN = "default", "default-mean"
 # Trained policies that come with the package, and where they send a request.
 SHIPPED = {
     DEFAULT: "where the trained policy of this package says; it may hold the request instead",
-    DEFAULT_MEAN: "the same, trained for the shortest mean: long prompts wait for each other, not the others",
+    DEFAULT_MEAN: "the same, trained for the shortest mean: long prompts wait, for each other; "
+    "default-mean:0.3s: at most so much longer than they must",
 }
 DEFAULT_CHECKPOINT = Path(__file__).parent / f"{DEFAULT}.safetensors"
 BEST = Path("checkpoints") / "best.safetensors"
