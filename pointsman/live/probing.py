@@ -362,7 +362,7 @@ class Prober:
 
 
 def mixed_probes(answers: Sequence[tuple[int, ProbeAnswer]]) -> list[Mixed]:
-    """Of prompts' lengths and what came back."""
+    """Streams as they came and went, from prompts' lengths and what came back."""
     spans = [
         (prompt, one.token_at[0], one.token_at[-1], one.num_tokens) for prompt, one in answers if one.token_at
     ]

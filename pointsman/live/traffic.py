@@ -104,7 +104,7 @@ def fit_traffic(table: pl.DataFrame, num_blocks: int | None = None, block_size: 
 
 
 def stream_table(rows: pl.DataFrame) -> tuple[Floats, Floats]:
-    """Of answers of one server: [n, 3] steps, prompt tokens and streams of all steps; [n] seconds."""
+    """The answers of one server as [n, 3] steps, prompt tokens and streams of all steps; [n] seconds."""
     first, last, prompts, outputs = (
         rows[name].to_numpy() for name in ("first_token_at", "completed_at", "computed", "num_decode_tokens")
     )

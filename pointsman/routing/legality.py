@@ -125,7 +125,7 @@ def fill_legal(router, policy, ask, now, legal):
 
 @kernel
 def forbid_detours(router, policy, ask, legal):
-    """Of the legal replicas, those are left where the first token is due soon, by what the router knows."""
+    """Leave of the legal replicas those where the first token is due soon, by what the router knows."""
     signals = signals_of(router)
     soonest_s = math.inf
     for k in range(router.num_replicas):

@@ -25,7 +25,7 @@ def test_scenarios(cli: Cli) -> None:
 
 def test_policies(cli: Cli) -> None:
     listed = cli("policies", "--json").json
-    assert [one["name"] for one in listed] == [*HEURISTICS, "default"]
+    assert [one["name"] for one in listed] == [*HEURISTICS, "default", "default-mean"]
     text = cli("policies").out
     for name in HEURISTICS:
         assert f"{name} " in text

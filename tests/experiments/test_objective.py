@@ -92,7 +92,10 @@ def test_names() -> None:
     assert DEFAULT_OBJECTIVE in OBJECTIVES
     assert list(OBJECTIVES) == ["balanced", "mean", "tail", "slo"]
     assert all(find_objective(name).name == name for name in OBJECTIVES)
-    assert find_objective("tail").age > find_objective("balanced").age > find_objective("mean").age > 0
+    assert find_objective("tail").age > find_objective("balanced").age > 0
+    assert find_objective("mean").limits == () and find_objective("balanced").limits
+    mean, balanced = find_objective("mean").formula, find_objective("balanced").formula
+    assert mean.removeprefix("mean") == balanced.removeprefix("balanced")
     assert [name for name, one in OBJECTIVES.items() if one.slo > 0] == ["slo"]
     assert EVERYTHING.formula == "all = e2e + 8 × TTFT + 0.4 × TTFT² + 5 × seconds beyond the SLO"
     assert Objective(name="x").formula == "x = e2e"

@@ -90,9 +90,10 @@ class StoreLink:
 
     async def stop(self) -> None:
         """Say goodbye, so that nobody waits for us."""
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        while running := [task for task in self._running if not task.done()]:
+            for task in running:  # again and again: a task group that fails while it is cancelled forgets it
+                task.cancel()
+            await asyncio.wait(running, timeout=_GOODBYE_S)
         with suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S), self._client() as client:
                 await self._publish(client, Message(self._name, LAYOUT, monotonic(), is_leaving=True))

@@ -284,6 +284,30 @@ def test_a_router_starts_without_the_store_and_finds_it_later() -> None:
     run(scenario)
 
 
+def test_a_connection_that_breaks_while_a_router_stops_does_not_keep_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A task group that fails while it is cancelled passes on its failure, and the link would try again."""
+
+    async def break_when_cancelled(link: StoreLink, client: object) -> None:
+        try:
+            await asyncio.sleep(60.0)
+        except asyncio.CancelledError:
+            raise OSError("broken just now") from None
+
+    monkeypatch.setattr(StoreLink, "_speak", break_when_cancelled)
+
+    async def scenario() -> None:
+        async with store() as s:
+            one = OneRouter(f"redis://127.0.0.1:{s.port}/g")
+            await asyncio.sleep(0.3)  # until the store is there
+            one.link.start()
+            await asyncio.sleep(0.3)
+            await asyncio.wait_for(one.link.stop(), 3.0)
+
+    run(scenario)
+
+
 def turns_of_a_chat(count: int) -> list[str]:
     """Prompts that each contain the one before and the answer to it."""
     turns = ["You are a helpful assistant. " * 40]
