@@ -46,7 +46,7 @@ _STYLES = {
     "late-binding": ("#cf9a1f", ""),
     "gathering": ("#b0651d", ""),
     "default": ("#00897b", ""),
-    "default-mean": ("#00897b", "6 3"),
+    "default-mean": ("#38c2ae", "6 3"),
     "cache-aware": ("#5c6bc0", ""),
     "cache-aware-nearby": ("#5c6bc0", "2 3"),
     "prefix-hash": ("#8fae2a", ""),

@@ -218,7 +218,7 @@ def touch(router, k, capacity, links, num_links, new_tokens, now):
     if column == NOBODY:
         return 0
     index = index_at(router.prefixes, 0)
-    note(index, SENT, column, capacity, links, num_links, new_tokens, now)
+    write_journal(index, SENT, column, capacity, links, num_links, new_tokens, now)
     return use(index, column, capacity, links, num_links, new_tokens, now)
 
 
@@ -264,7 +264,7 @@ def touch_answered(router, k, capacity, ticket, num_output, now):
     links, num_links = ticket.links, ticket.num_links
     is_whole = num_links > 0 and link_at(links, num_links - 1).tokens >= ticket.prompt_tokens
     kind = ANSWERED_WHOLE if is_whole else ANSWERED
-    note(index, kind, column, capacity, links, num_links, num_output, now)
+    write_journal(index, kind, column, capacity, links, num_links, num_output, now)
     use(index, column, capacity, links, num_links, num_output, now)
     if num_output > 0 and ticket.answer_key != 0:
         length = ticket.prompt_tokens + num_output
@@ -289,7 +289,7 @@ def forget_cache(router, k):
     account.matched_tokens = account.found_tokens = account.started_tokens = 0.0
     if router.prefixes != 0 and account.column != NOBODY:
         index = index_at(router.prefixes, 0)
-        note(index, LOST, account.column, 0.0, 0, 0, 0, 0.0)
+        write_journal(index, LOST, account.column, 0.0, 0, 0, 0, 0.0)
         forget_column(index, account.column)
 
 
@@ -300,7 +300,7 @@ def forget_column(index, column):
 
 
 @kernel
-def note(index, kind, column, capacity, links, num_links, num_tokens, now):
+def write_journal(index, kind, column, capacity, links, num_links, num_tokens, now):
     """Write into the journal, if there is one, what goes into the index."""
     if index.journal_words == 0:
         return

@@ -194,10 +194,11 @@ def test_without_the_store_a_router_goes_by_its_own_books_within_a_second(way: i
         async with store() as s, routers(f"redis://127.0.0.1:{s.port}/g") as (one, two):
             two.books.sent(0, 100, monotonic())
             await until(lambda: one.known_elsewhere() == [1.0, 0.0])
+            before = one.state.num_losses  # of a machine that stalled
             s.signal(way)
             await until(lambda: one.known_elsewhere() == [0.0, 0.0], within_s=1.0)
             assert not one.state.is_up
-            assert one.state.num_losses == 1
+            assert one.state.num_losses == before + 1
             assert "books not shared" in one.events()
             if way == signal.SIGKILL:
                 s.stop()
