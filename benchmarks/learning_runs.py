@@ -27,16 +27,16 @@ from pathlib import Path
 from typing import Any
 
 
-class _NoBoard:
-    """In place of TensorBoard's writer; progress.csv has the same curves."""
+class _Nothing:
+    """In place of what is TensorBoard's: takes everything, does nothing. progress.csv has the same curves."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None: ...
 
-    def add_scalar(self, *arguments: Any) -> None: ...
+    def __call__(self, *arguments: Any, **options: Any) -> _Nothing:
+        return self
 
-    def add_histogram_raw(self, *arguments: Any, **options: Any) -> None: ...
-
-    def close(self) -> None: ...
+    def __getattr__(self, name: str) -> _Nothing:
+        return self
 
 
 def _has(package: str) -> bool:
@@ -51,10 +51,13 @@ def _has(package: str) -> bool:
 if not _has("polars"):
     sys.modules["polars"] = types.ModuleType("polars")
 if not _has("tensorboard"):
-    board = types.ModuleType("torch.utils.tensorboard")
-    board.SummaryWriter = _NoBoard  # type: ignore[attr-defined]
-    sys.modules["torch.utils.tensorboard"] = board
-    sys.modules["tensorboard"] = types.ModuleType("tensorboard")
+    for name, what in (
+        ("torch.utils.tensorboard", "SummaryWriter"),
+        ("tensorboard.compat.proto.summary_pb2", "Summary"),
+    ):
+        module = types.ModuleType(name)
+        setattr(module, what, _Nothing())
+        sys.modules[name] = module
 
 METRICS = ("cost", "e2e_mean_s", "e2e_p99_s", "ttft_mean_s", "ttft_p99_s")
 RIVALS = ("least-outstanding", "late-binding")

@@ -25,7 +25,14 @@ from pointsman.routing.heuristics import HEURISTICS
 
 FIRST_TOKENS = Objective(name="first tokens", outstanding=0.0, waiting=1.0, age=1.0)
 TUNABLE = (*(name for name, one in HEURISTICS.items() if one.parameters), LINEAR_SCORE)
-AS_THEY_COME = ("default", "late-binding", "least-delay", "session-affinity", "least-outstanding")
+AS_THEY_COME = (
+    "default",
+    "default-mean",
+    "late-binding",
+    "least-delay",
+    "session-affinity",
+    "least-outstanding",
+)
 
 
 def tuned_policy(kind: str, scenarios: Sequence[Scenario], folder: Path, num_decisions: int) -> Path:
@@ -67,8 +74,8 @@ def main() -> None:
     )
     parser.add_argument("--tuned", type=Path, required=True, metavar="FOLDER", help="of tuned policies")
     parser.add_argument("--scenarios", default=",".join(PREFIXES))
-    parser.add_argument("--decisions", type=int, default=1_500_000, help="to tune each heuristic with")
-    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--decisions", type=int, default=5_000_000, help="to tune each heuristic with")
+    parser.add_argument("--seeds", type=int, default=16)
     asked = parser.parse_args()
     asked.tuned.mkdir(parents=True, exist_ok=True)
     scenarios = [find_scenario(name) for name in asked.scenarios.split(",")]

@@ -1,7 +1,7 @@
 """Pointsman, vllm-router and smg in front of the same emulated servers, on traffic that shares prefixes.
 
     python -m venv /tmp/rivals && /tmp/rivals/bin/pip install vllm-router==0.1.16 smg==1.13.0
-    python benchmarks/prefix_rivals.py --rivals /tmp/rivals/bin [--unequal] [--blocks 6] [--json FILE]
+    python benchmarks/prefix_rivals.py --rivals /tmp/rivals/bin [--unequal] [--chats] [--json FILE]
 
 Four servers (`pointsman emulate`, prefix caching on), a router process for each row of the table, and two
 loads: chats of four turns with eight system prompts, and one long system prompt that everybody shares. A
@@ -9,7 +9,9 @@ block is a seed's arrivals. Every router serves each block, one after the other 
 order, so that what drifts hits all of them; the prompts have the same lengths and share the same parts, but
 every router has words of its own, so nobody finds what another one left in the caches. A run in which 1 % of
 the requests were sent over 30 ms late, or some failed, is made again, up to twice. The rivals run
-`cache_aware` as they come, and with the best of a few thresholds, found before on a block of its own.
+`cache_aware` as they come, and with the best of a few thresholds, found before on half a block of its own (no
+second row if the best are those they come with). Prompts go to /v1/completions: vllm-router 0.1.16 reads no
+text from chats, and routes them by load alone. `--chats` sends chats.
 
 Times are those of the emulated servers (wall-clock times the time scale). `cached` is what the servers
 counted. `work` is prompt tokens that were computed and output tokens, in seconds of the server that had them;
@@ -51,7 +53,8 @@ from pointsman.simulator.plan import ReplicaPlan
 
 MODEL = "Llama-3.1-8B"
 EQUAL, UNEQUAL = ("L40S",) * 4, ("A100-80", "L40S", "A40", "A10")
-POLICIES = ("default", "gathering", "late-binding")
+POLICY = "default"
+OURS = f"pointsman, {POLICY}"
 READY_S = 180.0
 LATE_S, MAX_ATTEMPTS = 0.03, 3
 
@@ -59,7 +62,7 @@ LOADS: dict[str, dict[str, Any]] = {
     "multi-turn": {
         "arrivals": {"kind": "poisson", "load": 2.5},
         "lengths": {"kind": "lognormal", "prompt_mean": 1500, "output_mean": 40},
-        "requests": 500,
+        "requests": 350,
         "prefixes": {
             "systems": {"count": 8, "tokens": 1500, "cv": 0.2},
             "turns": 4,
@@ -76,7 +79,7 @@ LOADS: dict[str, dict[str, Any]] = {
             "output_mean": 60,
             "output_cv": 0.5,
         },
-        "requests": 400,
+        "requests": 350,
         "prefixes": {"systems": {"count": 1, "tokens": 2548}},
     },
 }
@@ -154,8 +157,8 @@ async def until_ready(url: str) -> None:
 
 
 @asynccontextmanager
-async def ours(policy: str, urls: Sequence[str]) -> AsyncIterator[str]:
-    async with router(policy, [part for url in urls for part in ("--backend", url)]) as process:
+async def ours(urls: Sequence[str]) -> AsyncIterator[str]:
+    async with router(POLICY, [part for url in urls for part in ("--backend", url)]) as process:
         yield process.url
 
 
@@ -168,13 +171,10 @@ def block_config(load: str, devices: Sequence[str], seed: int, num_requests: int
     return load_config(None, (), {"workload": workload, "cluster": cluster, "seed": seed})
 
 
-def block_of(load: str, devices: Sequence[str], seed: int) -> Prepared:
-    return prepare(block_config(load, devices, seed))
-
-
 class Servers(NamedTuple):
     urls: Sequence[str]
     time_scale: float
+    is_asked_plainly: bool
 
 
 async def serve(servers: Servers, url: str, block: Prepared, words: str) -> Served:
@@ -194,7 +194,7 @@ async def serve_once(servers: Servers, url: str, block: Prepared, words: str) ->
     workload = block.workload
     thinks = {"think_s": workload.think_s / scale} if len(workload.think_s) else {}
     before = await counted(servers.urls)
-    load = Load(parse_url(url), MODEL)
+    load = Load(parse_url(url), MODEL, is_plain=servers.is_asked_plainly)
     try:
         played = replace(workload, arrived_at=workload.arrived_at / scale, **thinks)
         replay = await load.replay(played, zlib.crc32(words.encode()))
@@ -228,7 +228,8 @@ def work_s(found: NDArray[np.float64], plans: Sequence[ReplicaPlan]) -> NDArray[
 
 
 async def best_thresholds(program: Path, load: str, devices: Sequence[str], servers: Servers) -> Thresholds:
-    block = block_of(load, devices, SELECTION_SEEDS[0])
+    half = LOADS[load]["requests"] // 2
+    block = prepare(block_config(load, devices, SELECTION_SEEDS[0], half))
     mean_s = {}
     for thresholds in TRIED:
         async with rival(program, thresholds, servers.urls) as url:
@@ -245,14 +246,14 @@ async def measured(
         urls = {}
         for program in programs:
             best = await best_thresholds(program, load, devices, servers)
-            for name, thresholds in (("as it comes", USUAL), (f"tuned {tuple(best)}", best)):
+            rows = {USUAL: "as it comes"} | ({best: f"tuned {tuple(best)}"} if best != USUAL else {})
+            for thresholds, name in rows.items():
                 one = rival(program, thresholds, servers.urls)
                 urls[f"{program.name}, {name}"] = await stack.enter_async_context(one)
-        for policy in POLICIES:
-            urls[f"pointsman, {policy}"] = await stack.enter_async_context(ours(policy, servers.urls))
+        urls[OURS] = await stack.enter_async_context(ours(servers.urls))
         found: dict[str, list[Served]] = {name: [] for name in urls}
         for number_, seed in enumerate(REPORT_SEEDS[:num_blocks]):
-            block = block_of(load, devices, seed)
+            block = prepare(block_config(load, devices, seed))
             names = list(urls)
             turn = number_ % len(names)
             for name in (*names[turn:], *names[:turn]):
@@ -267,32 +268,24 @@ async def measured(
 
 
 def report(found: Mapping[str, Sequence[Served]]) -> str:
+    """A row for each router; how ours changes what a rival has, with intervals over the blocks."""
     rows = []
+    figures = {name: np.array([one.figures for one in served]) for name, served in found.items()}
     for name, served in found.items():
-        mean_s, p99_s = np.mean([one.figures for one in served], axis=0)
-        problems = sum((one.problems for one in served), Counter[str]())
+        changes = [change(one) for one in paired_ratios(figures[OURS], figures[name])]
         rows.append(
             [
                 name,
-                number(mean_s),
-                number(p99_s),
+                *map(number, figures[name].mean(axis=0)),
+                *(changes if name != OURS else ["", ""]),
                 percent(float(np.mean([one.hit_share for one in served]))),
                 f"{np.mean([one.peak for one in served]):.2f} ×",
-                f"{problems.total()}",
+                f"{sum(one.problems.total() for one in served)}",
                 number(1000 * max(one.late_p99_s for one in served)),
             ]
         )
-    header = ["", "TTFT mean (s)", "TTFT P99 (s)", "cached", "most work", "failed", "client late, P99 (ms)"]
-    table = markdown(header, rows)
-    ours, theirs = (
-        [name for name in found if name.startswith("pointsman") == is_ours] for is_ours in (True, False)
-    )
-    against = []
-    for our in ours:
-        for their in theirs:
-            figures = [np.array([one.figures for one in found[name]]) for name in (our, their)]
-            against.append([our, their, *(change(ratio) for ratio in paired_ratios(*figures))])
-    return f"{table}\n\n{markdown(['', 'against', 'TTFT mean', 'TTFT P99'], against)}"
+    header = ["", "TTFT mean (s)", "TTFT P99 (s)", "ours: mean", "ours: P99", "cached", "most work"]
+    return markdown([*header, "failed", "client late, P99 (ms)"], rows)
 
 
 async def main(asked: argparse.Namespace) -> None:
@@ -301,7 +294,7 @@ async def main(asked: argparse.Namespace) -> None:
     options = ["--model", MODEL, "--devices", ",".join(devices), "--time-scale", str(asked.time_scale)]
     kept = {}
     async with emulator(options) as process:
-        servers = Servers(process.urls, asked.time_scale)
+        servers = Servers(process.urls, asked.time_scale, not asked.chats)
         for load in asked.loads.split(","):
             found = await measured(load, programs, devices, servers, asked.blocks)
             print(f"\n### {load} on {', '.join(devices)}\n\n{report(found)}\n", flush=True)
@@ -319,8 +312,9 @@ if __name__ == "__main__":
     )
     parser.add_argument("--rivals", type=Path, required=True, help="folder with vllm-router and smg")
     parser.add_argument("--unequal", action="store_true", help=f"servers on {', '.join(UNEQUAL)}")
+    parser.add_argument("--chats", action="store_true", help="ask for chat completions")
     parser.add_argument("--loads", default=",".join(LOADS))
     parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--time-scale", type=float, default=3.0, help="how much faster than real time")
+    parser.add_argument("--time-scale", type=float, default=5.0, help="how much faster than real time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every TTFT")
     run_to_end(main(parser.parse_args()))

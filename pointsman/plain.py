@@ -1,4 +1,4 @@
-"""Results as plain JSON: what was run by which version, and numbers any parser takes."""
+"""Results in plain words, and as plain JSON: what was run by which version, and numbers any parser takes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ import numpy as np
 from pointsman import __version__
 
 _ROOT = Path(__file__).parents[1]
+
+
+def counted(count: int, noun: str) -> str:
+    """1 alert, 2 alerts"""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:

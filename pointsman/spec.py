@@ -6,12 +6,14 @@ And where configurations come from: YAML files, and `key=value` on the command l
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from pointsman.errors import InputError
 
@@ -20,6 +22,28 @@ class Spec(BaseModel):
     """A part of the configuration. Frozen, so that a resolved configuration can be written beside a run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_people_write_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """In YAML `yes` is true, which pydantic takes for 1; 1e5 is text, which it refuses."""
+        if isinstance(value, bool | str):
+            kinds = set(_alternatives(cls.model_fields[str(info.field_name)].annotation))
+            if kinds & {int, float} and type(value) not in kinds:
+                if isinstance(value, bool):
+                    raise ValueError("must be a number")
+                if re.fullmatch(r"[-+]?[\d.]+[eE]\+?\d+", value):
+                    return float(value)
+        return value
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The types of a union, without their bounds."""
+    if get_origin(annotation) is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [one for part in get_args(annotation) for one in _alternatives(part)]
+    return [annotation]
 
 
 S = TypeVar("S", bound=Spec)
@@ -71,18 +95,23 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse_yaml(text: str) -> Any:
-    """What a text in YAML says; whatever is wrong with it raises YAMLError."""
+def parse_yaml(text: str, name: str = "the text") -> Any:
+    """What a text in YAML says; whatever is wrong with it raises YAMLError, which calls the text `name`."""
+    loader = _Loader(text)
+    loader.name = name
     try:
-        return yaml.load(text, _Loader)
+        return loader.get_single_data()
     except (ValueError, RecursionError) as error:  # no such date or number; nested a thousand times
         raise yaml.YAMLError(str(error)) from None
 
 
 def read_yaml(path: Path, first_key: str) -> dict[str, Any]:
     """The keys of a configuration file."""
+    if {".csv", ".jsonl", ".parquet"} & set(path.suffixes):
+        remedy = f"write `workload: {{trace: {path.name}}}` into a YAML file and name that"
+        raise InputError("CONFIG", str(path), "is a trace, not a configuration", remedy)
     try:
-        data = parse_yaml(path.read_text(encoding="utf-8"))
+        data = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     except FileNotFoundError:
         raise InputError("CONFIG", str(path), "no such file", "check the path") from None
     except IsADirectoryError:
@@ -93,7 +122,7 @@ def read_yaml(path: Path, first_key: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # not text, or a name that no file can have
         raise InputError("CONFIG", str(path), f"cannot be read ({error})", "name a YAML text file") from None
     if not isinstance(data, dict):
-        raise InputError("CONFIG", str(path), "does not hold keys", f"start with `{first_key}:`")
+        raise InputError("CONFIG", str(path), "holds no keys with values", f"start with `{first_key}:`")
     return data
 
 
@@ -136,8 +165,20 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
     if problem["type"] == "missing":
         return InputError(field, None, "missing", "add it to the configuration or with --set")
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return InputError(field, problem["input"], "is no section with keys of its own", remedy)
-    return InputError(field, problem["input"], problem["msg"][0].lower() + problem["msg"][1:], remedy)
+        return InputError(field, problem["input"], "is not a section with keys of its own", remedy)
+    what = _NOT_A.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
+    what = what.replace("Input should be", "must be")
+    return InputError(field, problem["input"], what[0].lower() + what[1:], remedy)
+
+
+_WHOLE, _NUMBER, _SWITCH = "must be a whole number", "must be a number", "must be true or false"
+_NOT_A = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), _WHOLE),
+    **dict.fromkeys(("float_type", "float_parsing"), _NUMBER),
+    **dict.fromkeys(("bool_type", "bool_parsing"), _SWITCH),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    "string_type": "must be text",
+}  # what pydantic says in more words
 
 
 def _is_branch(part: int | str) -> bool:

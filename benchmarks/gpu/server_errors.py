@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from pointsman.live.fitting import nonnegative
+from pointsman.live.least_squares import nonnegative
 from pointsman.live.traffic import read_traffic, stream_table
 
 PAUSE_S = 3.0

@@ -94,9 +94,8 @@ def _probe(url: str, minutes: float, max_streams: int) -> dict[str, Any]:
             probes = await prober.run(60 * minutes, show)
         if prober.num_disturbed:
             say(f"{prober.num_disturbed} probes were left out: others used the server")
-        return description(
-            server.url, prober.facts, fit_probes(probes), prober.limit_seqs, prober.num_together
-        )
+        fit = fit_probes(probes, prober.facts, prober.limit_seqs)
+        return description(server.url, prober.facts, fit, prober.limit_seqs, prober.num_together)
 
     return asyncio.run(measure())
 
@@ -183,7 +182,8 @@ def _tell(data: dict[str, Any], out: Path) -> None:
         if "under_load" in measured:
             say(
                 f"answers that came and went took {measured['under_load']:.2f} times as long as "
-                "single probes would say; the file follows them"
+                "single probes would say; the file follows them: "
+                f"simulated, they are off by {_percents(measured['off_under_load'])}"
             )
         if data["replica"]["scheduler"]["async_scheduling"]:
             say("the next step is planned while one runs (asynchronous scheduling)")

@@ -93,12 +93,12 @@ def compare(
     as_json: AsJson = False,
     out: OutDir = None,
 ) -> None:
-    """Compare routing policies on the same arrivals, and say which to take. Without CONFIG: steady-chat.
+    """Compare routing policies on the same arrivals, and say which to use. Without CONFIG: steady-chat.
 
-    A trace is replayed once by each policy; intervals come from blocks of its requests. With a policy that
-    was trained or tuned on it, only its last fifth counts, which was kept for that.
+    A trace is replayed once for each policy; intervals come from blocks of its requests. If a policy was
+    trained or tuned on it, only the last fifth counts, which was kept back for that.
 
-    With --env jobs: schedulers of GPU jobs, by their returns. With --env vidur: this problem, on Vidur.
+    With --env jobs, schedulers of GPU jobs are compared by their returns; with --env vidur, routing in Vidur.
 
     Example: pointsman compare --scenario mixed-hardware --policies round-robin,least-work --out results
     """
@@ -224,7 +224,7 @@ def _summary_table(report: ComparisonReport, is_narrow: bool) -> Table:
 
 
 def compact(change: str, is_narrow: bool) -> str:
-    """As rich text, without the space before %: so four columns fit beside a policy's name.
+    """A change as rich text, without the space before %: so four columns fit beside a policy's name.
 
     Where they don't, intervals get a line of their own.
     """

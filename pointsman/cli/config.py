@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from pointsman.cli.console import print_json, stdout
 from pointsman.cli.lists import plain_table
@@ -36,5 +37,5 @@ def config(
     table = plain_table("key", "may be", "default", "meaning")
     for one in found:
         name = f"{one.key} ({one.kind})" if one.kind else one.key
-        table.add_row(name, one.values.replace("[", r"\["), one.default.replace("[", r"\["), one.meaning)
+        table.add_row(name, *map(escape, (one.values, one.default, one.meaning)))
     stdout().print(table)

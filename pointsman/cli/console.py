@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pointsman.report.appraisal import Verdict
 
 TABLE_WIDTH = 100  # where stdout is no terminal
-_SIMULATOR, _TRAINING = "the simulator, once (~30 s)", "the network's gradients, once (~15 s)"
+_SIMULATOR, _TRAINING = "once, for about 30 s", "the network's gradients, once, for about 15 s"
 _SLOW_TO_COMPILE = {
     "pointsman.simulator.run.run": _SIMULATOR,
     "pointsman.jobs.rollout.play_all": _SIMULATOR,

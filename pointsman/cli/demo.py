@@ -29,7 +29,7 @@ NUM_REQUESTS = 100  # of a block
 def demo_serve(context: typer.Context, as_json: AsJson = False) -> None:
     """Route to four emulated, unequal servers by the trained policy and by least-outstanding, and compare.
 
-    Two minutes in real time, then the table. The live pages are there until then; Ctrl-C ends everything.
+    It runs for two minutes in real time, with live pages, and then prints the table. Ctrl-C ends everything.
 
     Example: pointsman demo-serve
     """

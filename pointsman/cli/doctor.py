@@ -37,18 +37,18 @@ def doctor(
         str | None, typer.Option("--router", metavar="URL", help="A router that runs already.")
     ] = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="POLICY", help="What `serve` is to get.")
+        str, typer.Option("--policy", metavar="POLICY", help="The policy that `serve` will use.")
     ] = "default",
     backend_ca: BackendCa = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For each answer.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long to wait for each answer.")
     ] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Check a deployment: this machine, every server, and the router if it runs; say what to fix.
 
     Servers are named as for `serve`, and $POINTSMAN_BACKEND_KEY is the key that they want. The exit status is
-    1 if something must be fixed; what is worth a look alone leaves it at 0.
+    1 if something must be fixed, and 0 if there are only things worth a look.
 
     Example: pointsman doctor --backend http://a:8000 --backend http://b:8000 --router http://localhost:8080
     """
@@ -88,7 +88,7 @@ def _servers(
 
 
 def _print(findings: Sequence[Checkup]) -> None:
-    table = plain_table("", "of", "check", "found")
+    table = plain_table("", "where", "check", "found")
     for finding in findings:
         what = f"{finding.what}; [bold]{finding.remedy}[/bold]" if finding.remedy else finding.what
         table.add_row(_LOOKS[finding.level], finding.subject, finding.check, what)

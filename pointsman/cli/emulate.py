@@ -17,7 +17,10 @@ MAX_REPLICAS = 1_000
 
 def emulate(
     replicas: Annotated[
-        int | None, typer.Option("--replicas", metavar="N", help="Servers. Default: 4, or one a device.")
+        int | None,
+        typer.Option(
+            "--replicas", metavar="N", help="Number of servers. Default: 4, or one for each of --devices."
+        ),
     ] = None,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help="See `pointsman hardware`.")
@@ -27,7 +30,7 @@ def emulate(
     ] = "a100",
     devices: Annotated[
         str | None,
-        typer.Option("--devices", metavar="A,B,…", help="One device a server, instead of --device."),
+        typer.Option("--devices", metavar="A,B,…", help="A device for each server, instead of --device."),
     ] = None,
     time_scale: Annotated[
         float, typer.Option("--time-scale", metavar="X", help="This many times as fast as the real thing.")
@@ -38,18 +41,21 @@ def emulate(
     ] = "azure-conv",
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", metavar="PORT", help="Of the first; the others follow. 0: any.")
+        int,
+        typer.Option(
+            "--port", metavar="PORT", help="Port of the first server; the others follow. 0 takes any."
+        ),
     ] = 8100,
     admin_port: Annotated[
         int | None,
         typer.Option("--admin-port", metavar="PORT", help="Where faults are made. Default: --port minus 1."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the lengths of answers.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the lengths of answers.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Serve like vLLM, with the timing of the simulator and filler for text. Ctrl-C ends it.
 
-    The admin port makes faults: slow, hang, reset, error, die, and none, which is back to normal.
+    Faults are made on the admin port: slow, hang, reset, error, die, or none to go back to normal.
 
     \b
     Example: pointsman emulate --replicas 4 --model llama-3-8b --device a100 --time-scale 10

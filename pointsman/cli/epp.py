@@ -39,9 +39,14 @@ def epp(
     dns: DnsName = None,
     kubernetes: KubernetesService = None,
     host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Of gRPC; 0 = any free one.")] = 9002,
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", help="Port of gRPC; 0 takes any free one.")
+    ] = 9002,
     metrics_port: Annotated[
-        int, typer.Option("--metrics-port", help="Of /metrics and /health; 0 = any free one.")
+        int,
+        typer.Option(
+            "--metrics-port", metavar="PORT", help="Port of /metrics and /health; 0 takes any free one."
+        ),
     ] = 9090,
     admin_host: AdminHost = "127.0.0.1",
     admin_port: AdminPort = 8081,
@@ -62,9 +67,10 @@ def epp(
     settings: ShownSettings = False,
     is_quiet: Quietly = False,
 ) -> None:
-    """Pick servers for Envoy or a gateway of the Gateway API Inference Extension, which carry the bytes.
+    """Pick servers for Envoy or an inference gateway, which carry the requests themselves.
 
-    It speaks gRPC (`envoy.service.ext_proc.v3.ExternalProcessor`) and the endpoint picker protocol.
+    It speaks gRPC (`envoy.service.ext_proc.v3.ExternalProcessor`) and the endpoint picker protocol of the
+    Gateway API Inference Extension.
     $POINTSMAN_BACKEND_KEY is the key that the servers want for /health and /metrics, if any.
 
     Example: pointsman epp --policy default --backend http://10.0.0.1:8000 --backend http://10.0.0.2:8000

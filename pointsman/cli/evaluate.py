@@ -93,16 +93,18 @@ def evaluate(
     ray: RayAddress = None,
     live: Annotated[
         list[str] | None,
-        typer.Option("--live", metavar="URL", help="A real server to measure on, by our router; repeat it."),
+        typer.Option(
+            "--live", metavar="URL", help="A real server to measure on, through our router; repeat it."
+        ),
     ] = None,
     as_json: AsJson = False,
     out: OutDir = None,
 ) -> None:
-    """Judge a policy on report seeds, which nothing is tuned or trained on, against several others.
+    """Judge a policy against several others, on report seeds, which nothing is tuned or trained on.
 
-    All requests count and runs are drained; every policy serves the same arrivals. Changes are those of the
-    policy's means to the other's, with 95 % intervals. Without CONFIG, --scenario or --suite: what it was
-    trained or tuned on, or steady-chat. Of a trace, the last fifth is judged on, in blocks.
+    Every policy serves the same arrivals until the last request is done, and all requests count. Changes
+    compare the means of the two policies, with 95 % intervals. Without CONFIG, --scenario or --suite, a
+    policy is judged on what it was trained or tuned on (of a trace, the last fifth), else on steady-chat.
 
     A policy for GPU jobs is judged by its returns, on what it was trained on; --set changes that.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +26,7 @@ from pointsman.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pointsman.evaluation.explain import Dependence, Importance
+    from pointsman.evaluation.explain import Dependence, Importance, RecordedDecisions
     from pointsman.inference.checkpoint import Checkpoint
 
 NUM_SHOWN = 12
@@ -54,15 +54,14 @@ def explain(
 ) -> None:
     """Show which features a trained policy's choices depend on, and how.
 
-    A feature, or a group of them, is given the values of other decisions; changed is the share of decisions
-    that then turn out differently. Features that say nearly the same share the credit: groups tell more.
-    Without CONFIG, --scenario or --suite, it decides on what it was trained on, or on steady-chat.
+    A feature, or a group of them, is given the values of other decisions; `changed` is the share of decisions
+    that then turn out differently. Features that say nearly the same share the credit, so groups tell more.
+    Without CONFIG, --scenario or --suite, the policy decides on what it was trained on, or on steady-chat.
 
     Example: pointsman explain runs/quick --scenario mixed-hardware --feature backlog --feature prompt
     """
     from pointsman.evaluation import explain as evaluation
     from pointsman.evaluation.audit import ROUTING_SPACE
-    from pointsman.evaluation.problem import make_env
     from pointsman.experiments.scenarios import short_names
 
     checkpoint = _load(policy)
@@ -71,31 +70,16 @@ def explain(
         raise InputError("--decisions", decisions, "are too few", "use some thousands")
     curves = list(dict.fromkeys(feature or ()))
     evaluation.require_features(space, curves)
-    env = checkpoint.metadata.get("env")
     entity = checkpoint.metadata.get("entity", "replica")
-    lacks = [] if env is not None else checkpoint.lacks(ROUTING_SPACE)
-    if env is not None:
-        given = {"CONFIG": config_files, "--scenario": scenario, "--suite": suite}
-        refuse_routing_options(given, env["kind"])
-        env = env_section(env, overrides or [])
-        scenarios, changes = [env["kind"]], []
-    else:
-        refuse_seed(overrides or [], "leave it out; the seeds are those of training")
-        sources, learned_with = ([], []) if config_files or scenario or suite else known_origin(policy)
-        chosen = chosen_scenarios(config_files or [], scenario or [], suite, sources)
-        scenarios = [str(one.path or one.name) for one in chosen]
-        changes = [*learned_with, *(overrides or [])]
     with compilation_announced(), progress("looking", 2.0) as advance:
-        if env is None:
-            recorded = evaluation.record(checkpoint, scenarios, decisions, where=policy, changes=changes)
-        else:
-            envs = make_env(env, evaluation.NUM_ENVS)
-            recorded = evaluation.record_in(envs, checkpoint, decisions, where=policy)
+        given = {"CONFIG": config_files, "--scenario": scenario, "--suite": suite}
+        scenarios, recorded = _record(policy, checkpoint, given, overrides or [], decisions)
         network = evaluation.Network(checkpoint)
         groups = evaluation.importances(network, recorded, evaluation.groups_of(space), advance=advance)
         features = evaluation.importances(network, recorded, evaluation.features_of(space), advance=advance)
         curves = curves or [one.name for one in features[:NUM_CURVES]]
         followed = [evaluation.dependence(network, recorded, space, name, entity=entity) for name in curves]
+    lacks = [] if "env" in checkpoint.metadata else checkpoint.lacks(ROUTING_SPACE)
     if as_json:
         print_json(
             {
@@ -104,6 +88,7 @@ def explain(
                 "decisions": len(recorded),
                 "lacks": lacks,
                 "slo": checkpoint.metadata.get("slo"),
+                "detour_s": checkpoint.metadata.get("detour_s"),
                 "groups": [one._asdict() for one in groups],
                 "features": [one._asdict() for one in features],
                 "dependence": [_dependence_json(one) for one in followed],
@@ -114,14 +99,37 @@ def explain(
     where = ", ".join(short_names(scenarios))
     console.print(f"[bold]{policy}[/bold]: what {len(recorded):,} decisions on {where} depend on")
     if lacks:
-        console.print(f"Trained before there were {', '.join(lacks)}: it does not see them.", soft_wrap=True)
-    for line in _service_level(checkpoint):
+        console.print(f"It is older than {', '.join(lacks)}, and does not see them.", soft_wrap=True)
+    for line in (*_service_level(checkpoint), *_detour(checkpoint)):
         console.print(line, soft_wrap=True)
     console.print(_importance_table("group", groups), "")
     console.print(_importance_table("feature", features[:NUM_SHOWN]), "")
-    console.print(f"Probability of picking a {entity} along one of its features, all others fixed;")
-    console.print("along a feature of the context, of deciding as it did:")
+    console.print(
+        f"How the probability of picking a {entity} changes along one of its features, all others fixed;\n"
+        "for a feature of the context, the probability of the same decision:"
+    )
     console.print(_dependence_table(followed))
+
+
+def _record(
+    policy: str, checkpoint: Checkpoint, given: Mapping[str, Any], overrides: list[str], num_decisions: int
+) -> tuple[list[str], RecordedDecisions]:
+    """Let the policy decide on what is given, or else on what it was trained on; -> on what, and how."""
+    from pointsman.evaluation import explain as evaluation
+    from pointsman.evaluation.problem import make_env
+
+    env = checkpoint.metadata.get("env")
+    if env is not None:
+        refuse_routing_options(given, env["kind"])
+        envs = make_env(env_section(env, overrides), evaluation.NUM_ENVS)
+        return [env["kind"]], evaluation.record_in(envs, checkpoint, num_decisions, where=policy)
+    refuse_seed(overrides, "leave it out; the seeds are those of training")
+    files, names, suite = given.values()
+    sources, learned_with = ([], []) if files or names or suite else known_origin(policy)
+    chosen = chosen_scenarios(files or [], names or [], suite, sources)
+    scenarios = [str(one.path or one.name) for one in chosen]
+    changes = [*learned_with, *overrides]
+    return scenarios, evaluation.record(checkpoint, scenarios, num_decisions, where=policy, changes=changes)
 
 
 def _service_level(checkpoint: Checkpoint) -> list[str]:
@@ -130,10 +138,16 @@ def _service_level(checkpoint: Checkpoint) -> list[str]:
     if slo is None:
         return []
     ttft_s, tpot_s = f"{slo['ttft_s']:g}", f"{slo['tpot_s']:g}"
-    return [
-        f"Trained for a first token within {ttft_s} s and {tpot_s} s a token. Features compare times with "
-        f"that: where a unit says s/2, it is s/{ttft_s}, and s/0.1 is s/{tpot_s}."
-    ]
+    line = f"Trained for a first token within {ttft_s} s and {tpot_s} s a token, with which it compares times"
+    is_usual = (ttft_s, tpot_s) == ("2", "0.1")
+    return [f"{line}." if is_usual else f"{line}: for s/2 read s/{ttft_s}, and for s/0.1 s/{tpot_s}."]
+
+
+def _detour(checkpoint: Checkpoint) -> list[str]:
+    detour_s = checkpoint.metadata.get("detour_s")
+    if detour_s is None:
+        return []
+    return [f"It sends a request only where the first token is due at most {detour_s:g} s after the soonest."]
 
 
 def _load(policy: str) -> Checkpoint:
@@ -143,10 +157,8 @@ def _load(policy: str) -> Checkpoint:
 
     path = parse_spec(PolicySpec, {"kind": policy}, "policy").checkpoint
     if path is None:
-        raise InputError(
-            "RUN_OR_CHECKPOINT", policy, "is no trained policy", "name a run of `pointsman train`"
-        )
-    return load_checkpoint(path, "RUN_OR_CHECKPOINT")
+        raise InputError("POLICY", policy, "is not a trained policy", "name a run of `pointsman train`")
+    return load_checkpoint(path, "POLICY")
 
 
 def _importance_table(what: str, rows: Sequence[Importance]) -> Table:

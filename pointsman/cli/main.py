@@ -7,13 +7,14 @@ commands, so that --help answers at once.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from pointsman import __version__
 from pointsman.cli import (
@@ -49,7 +50,23 @@ _ClickError: type[Exception] = next(
 )
 
 
+def _without_types(params: list[Any]) -> list[Any]:
+    """Typer would show `<bool>` after a switch and `<list[Path]>` after an argument."""
+    for one in params:
+        if getattr(one, "is_flag", False) or isinstance(one, TyperArgument):
+            one.display_type_rich = lambda ctx: None
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
 class _Commands(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
     def invoke(self, context: Any) -> Any:
         try:
             return super().invoke(context)
@@ -64,30 +81,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(simulate.simulate)
-app.command()(compare.compare)
-app.command()(evaluate.evaluate)
-app.command()(tune.tune)
-app.command()(train.train)
-app.command()(sweep.sweep)
-app.command()(watch.watch)
-app.command()(diagnose.diagnose)
-app.command()(report.report)
-app.command()(explain.explain)
-app.command("audit-features")(audit.audit_features)
-app.command()(plan.plan)
-app.command()(capacity.capacity)
-app.command()(serve.serve)
-app.command()(epp.epp)
-app.command()(emulate.emulate)
-app.command()(doctor.doctor)
-app.command()(calibrate.calibrate)
-app.command()(profile.profile)
-app.command("demo-serve")(demo.demo_serve)
-app.command()(lists.scenarios)
-app.command()(lists.policies)
-app.command()(lists.hardware)
-app.command()(config.config)
+_COMMANDS = {
+    "Simulate and compare": (
+        *(compare.compare, simulate.simulate, evaluate.evaluate, plan.plan, capacity.capacity),
+    ),
+    "Train": (
+        *(train.train, watch.watch, report.report, explain.explain, diagnose.diagnose),
+        *(tune.tune, sweep.sweep, audit.audit_features),
+    ),
+    "Serve": (
+        *(serve.serve, epp.epp, doctor.doctor, calibrate.calibrate, profile.profile),
+        *(emulate.emulate, demo.demo_serve),
+    ),
+    "Look up": (lists.scenarios, lists.policies, lists.hardware, config.config),
+}
+for _panel, _functions in _COMMANDS.items():
+    for _function in _functions:
+        app.command(cls=_Command, rich_help_panel=_panel)(_function)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -104,12 +114,11 @@ def pointsman(
         typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Simulate an LLM serving cluster, and find out which routing policy serves your traffic best.
+    """Find out which routing policy serves your LLM traffic best, train one of your own, and serve with it.
 
     \b
-    pointsman compare                           today's heuristics on four replicas
     pointsman compare my-cluster.yaml --out results
-    pointsman simulate my-cluster.yaml --set policy.kind=least-work
+    pointsman serve --backend http://a:8000 --backend http://b:8000
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -117,6 +126,8 @@ def pointsman(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no × shows a question mark
     with notices_as_lines():
         try:
             arguments = _with_address(sys.argv[1:] if arguments is None else arguments)
@@ -167,7 +178,3 @@ def _usage_error(error: BaseException) -> int:
     command = context.command_path if context is not None else "pointsman"
     say(f"error: {message.rstrip('.')}; see `{command} --help`")
     return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -84,12 +84,29 @@ ScenarioNames = Annotated[
         autocompletion=scenario_names,
     ),
 ]
+TrainingScenarios = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scenario",
+        metavar="NAME",
+        help="What to train on: a scenario, a file, or `random` for anything; repeat it.",
+        autocompletion=scenario_names,
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option("--minutes", metavar="M", help="Length of a training, evaluations included."),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option("--steps", metavar="N", help="Length in decisions instead: the same on any machine."),
+]
 Suite = Annotated[
     str | None,
     typer.Option(
         "--suite",
         metavar="NAME",
-        help="Several scenarios: all, prefixes or generalisation.",
+        help="Several scenarios: all, prefixes, saturated or generalisation.",
         autocompletion=_suite_names,
     ),
 ]
@@ -106,7 +123,7 @@ NumThreads = Annotated[
     typer.Option(
         "--threads",
         metavar="N",
-        help="Or workers, with --ray. 0 = one for each core; the result is the same.",
+        help="Threads to use (with --ray: workers). 0 = one for each core; the result is the same.",
     ),
 ]
 RayAddress = Annotated[
@@ -114,7 +131,7 @@ RayAddress = Annotated[
     typer.Option(
         "--ray",
         metavar="[ADDRESS]",
-        help="Work on a Ray cluster; without an address on that of this machine, started if there is none.",
+        help="Work on a Ray cluster. Without an address: on this machine's, started if there is none.",
     ),
 ]
 ObjectiveName = Annotated[
@@ -131,8 +148,8 @@ Keep = Annotated[
     typer.Option(
         "--keep",
         metavar="P99=LIMIT",
-        help="A limit on ttft_p99 or e2e_p99: a policy whose it may not exceed (late-binding), a factor on "
-        "late-binding's (1.05), or seconds (20s); repeat it. Default: the objective's.",
+        help="An upper limit on ttft_p99 or e2e_p99: a policy's (late-binding), a factor on late-binding's "
+        "(1.05), or seconds (20s); repeat it. Default: the objective's.",
     ),
 ]
 OutDir = Annotated[

@@ -57,7 +57,7 @@ def plan(
         ),
     ] = None,
     share: Annotated[
-        float, typer.Option("--share", metavar="S", help="Of the requests that must be in time.")
+        float, typer.Option("--share", metavar="S", help="Share of the requests that must be in time.")
     ] = 0.99,
     policies: Annotated[
         str | None,
@@ -76,11 +76,11 @@ def plan(
     as_json: AsJson = False,
     out: OutDir = None,
 ) -> None:
-    """Find how much traffic a cluster takes within its service level, and what more servers would buy.
+    """Find how much traffic a cluster can take within its service level, and what more servers would buy.
 
-    For each policy, the highest rate at which 99 % of the requests meet `slo`; with the best of them, what
-    one more server of each kind adds, and how many servers a target takes. CONFIG's traffic is made faster
-    and slower for that; a trace is replayed as a whole. Events of the cluster are left out.
+    It finds for each policy the highest rate at which 99 % of the requests meet `slo`, and for the best
+    policy what one more server of each kind adds and how many servers a target takes. CONFIG's traffic is
+    made faster and slower for that; a trace is replayed as a whole. Events of the cluster are left out.
 
     Example: pointsman plan my-cluster.yaml --target 40 --set slo.ttft_s=1
     """
@@ -90,9 +90,9 @@ def plan(
     from pointsman.report.plan import PlanReport
 
     if not 0 < share < 1:
-        raise InputError("--share", share, "is no share of the requests", "for example 0.99")
+        raise InputError("--share", share, "is not a share of the requests", "for example 0.99")
     if target is not None and not 0 < target < float("inf"):
-        raise InputError("--target", target, "is no rate", "give requests/s, for example 40")
+        raise InputError("--target", target, "is not a rate", "give requests/s, for example 40")
     refuse_seed(overrides or [], "leave it out; --seeds says how many")
     command = shlex.join(["pointsman", *context.obj])
     with ExitStack() as outputs:
@@ -119,7 +119,7 @@ def plan(
 def _found(planner: Planner, policies: list[str] | None, target_rps: float | None) -> dict[str, Any]:
     """All searches, with progress: what a `PlanReport` shows."""
     from pointsman.evaluation.compare import policy_named
-    from pointsman.evaluation.goodput import Case
+    from pointsman.evaluation.goodput import Case, best_of
     from pointsman.experiments.setting import kind_names
 
     config = planner.config
@@ -129,7 +129,7 @@ def _found(planner: Planner, policies: list[str] | None, target_rps: float | Non
     with progress("planning", 3.0) as advance:
         found = planner.goodputs([Case(config, spec) for spec in specs.values()], advance)
         goodputs = dict(zip(specs, found, strict=True))
-        best = max(goodputs, key=lambda name: goodputs[name].rate_rps)
+        best = best_of(goodputs, BASELINE)
         larger = [Case(planner.with_more(group, 1), specs[best]) for group in range(len(kinds))]
         one_more = dict(zip(kinds, planner.goodputs(larger, advance), strict=True))
         traffic_rps = planner.own_rate_rps()

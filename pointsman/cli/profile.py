@@ -23,7 +23,7 @@ def profile(
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", metavar="N", help="Time the shapes of one of N devices.")
     ] = 1,
-    device: Annotated[str, typer.Option("--device", metavar="cuda|cpu", help="Of PyTorch.")] = "cuda",
+    device: Annotated[str, typer.Option("--device", metavar="cuda|cpu", help="Device of PyTorch.")] = "cuda",
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.yaml", help="Write tables and the cost model.")
     ] = None,
@@ -33,7 +33,9 @@ def profile(
     max_seqs: Annotated[
         int, typer.Option("--max-seqs", metavar="N", help="Sequences a step, at most.")
     ] = 256,
-    repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Of each timing.")] = 20,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", help="How often to repeat each timing.")
+    ] = 20,
     catalogue: Annotated[
         Path | None, typer.Option("--catalogue", metavar="FILE.yaml", help="Your own devices and models.")
     ] = None,
@@ -41,7 +43,7 @@ def profile(
 ) -> None:
     """Time a model's layers with PyTorch and random weights, and write them as a replica's description.
 
-    What a server does beside its layers, and what devices say to each other, is not in it: `calibrate`
+    It leaves out what a server does beside its layers, and communication between devices; `calibrate`
     measures a running server. The file is read as `cluster.replicas: [{description: FILE}]`.
 
     Example: pointsman profile --model Llama-3.1-70B --tensor-parallel 8 --out 70b-shard.yaml
@@ -56,7 +58,7 @@ def profile(
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device", device, "PyTorch sees no GPU here", "use --device cpu to try it out")
     if device not in ("cuda", "cpu"):
-        raise InputError("--device", device, "is no device of PyTorch", "use cuda or cpu")
+        raise InputError("--device", device, "is not a device of PyTorch", "use cuda or cpu")
     dtype = "bfloat16" if device == "cuda" else "float32"
     with progress("timing", 0) as advance:
         tables = profile_layers(

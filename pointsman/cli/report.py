@@ -34,7 +34,7 @@ def report(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option("--seeds", metavar="N", help="To judge the policy on. Default: 8, of jobs 300."),
+        typer.Option("--seeds", metavar="N", help="Seeds to judge the policy on. Default: 8; jobs: 300."),
     ] = None,
     threads: NumThreads = 0,
     is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,

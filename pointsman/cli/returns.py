@@ -146,7 +146,7 @@ def named_policy(judge: Judge, name: str) -> tuple[str, str | Checkpoint]:
         return name, name
     found = look_up(name, tuple(judge.heuristics))
     if "checkpoint" not in found:
-        raise InputError("policy", name, "is no trained policy", "name a run of `pointsman train`")
+        raise InputError("policy", name, "is not a trained policy", "name a run of `pointsman train`")
     return found["name"], load_checkpoint(found["checkpoint"])
 
 

@@ -46,19 +46,23 @@ def serve(
     dns: DnsName = None,
     kubernetes: KubernetesService = None,
     host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 = any free one.")] = 8080,
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", help="Port to listen on; 0 takes any free one.")
+    ] = 8080,
     admin_host: AdminHost = "127.0.0.1",
     admin_port: AdminPort = 8081,
     api_keys: Annotated[
         Path | None,
         typer.Option(
-            "--api-keys", metavar="FILE", help="Keys of clients, one a line; or $POINTSMAN_API_KEYS."
+            "--api-keys", metavar="FILE", help="Keys of clients, one per line; or $POINTSMAN_API_KEYS."
         ),
     ] = None,
     admin_keys: Annotated[
         Path | None,
         typer.Option(
-            "--admin-keys", metavar="FILE", help="Keys of the admin API, likewise; or $POINTSMAN_ADMIN_KEYS."
+            "--admin-keys",
+            metavar="FILE",
+            help="Keys of the admin API, one per line; or $POINTSMAN_ADMIN_KEYS.",
         ),
     ] = None,
     tls_cert: Annotated[
@@ -70,7 +74,10 @@ def serve(
     shadow: Shadow = None,
     record: RecordFile = None,
     workers: Annotated[
-        int, typer.Option("--workers", min=1, max=64, help="Processes that share the port and the books.")
+        int,
+        typer.Option(
+            "--workers", metavar="N", min=1, max=64, help="Processes that share the port and the books."
+        ),
     ] = 1,
     share: Share = None,
     share_ca: ShareCa = None,
@@ -78,11 +85,11 @@ def serve(
     settings: ShownSettings = False,
     is_quiet: Quietly = False,
 ) -> None:
-    """Route OpenAI requests to several servers (vLLM or alike) by a policy.
+    """Route OpenAI requests to several servers (vLLM or similar) by a policy.
 
     Clients use http://HOST:PORT/v1; /health and /metrics are the router's own. /dashboard on the admin port
-    is a live page. A JSON line a request goes to stderr, without prompts. SIGTERM or Ctrl-C finish what has
-    begun. $POINTSMAN_BACKEND_KEY is the key that the servers want, if any.
+    is a live page. Every request is a JSON line on stderr, without its prompt. After SIGTERM or Ctrl-C the
+    router finishes what has begun. $POINTSMAN_BACKEND_KEY is the key that the servers want, if any.
 
     Example: pointsman serve --policy default --backend http://a:8000 --backend http://b:8000
     """

@@ -11,26 +11,36 @@ BackendUrls = Annotated[
     list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
 ]
 ServedPolicy = Annotated[
-    str, typer.Option("--policy", metavar="POLICY", help="A heuristic, `default`, or a path.")
+    str, typer.Option("--policy", metavar="POLICY", help="A heuristic, `default`, a run or a file.")
 ]
 BackendsFile = Annotated[
     Path | None,
-    typer.Option("--backends", metavar="FILE.yaml", help="Servers in a file, read again as it changes."),
+    typer.Option("--backends", metavar="FILE.yaml", help="A file of servers, read again when it changes."),
 ]
 DnsName = Annotated[
     str | None,
-    typer.Option("--dns", metavar="URL", help="All addresses of the host are servers; resolved again."),
+    typer.Option(
+        "--dns", metavar="URL", help="All addresses of this host are servers; resolved again and again."
+    ),
 ]
 KubernetesService = Annotated[
     str | None,
-    typer.Option("--kubernetes", metavar="[NAMESPACE/]SERVICE[:PORT]", help="Its ready endpoints."),
+    typer.Option(
+        "--kubernetes",
+        metavar="[NAMESPACE/]SERVICE[:PORT]",
+        help="The ready endpoints of this service are servers.",
+    ),
 ]
-Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
-AdminHost = Annotated[str, typer.Option("--admin-host", help="Of the admin API.")]
-AdminPort = Annotated[int, typer.Option("--admin-port", help="0 = any free one.")]
+Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")]
+AdminHost = Annotated[
+    str, typer.Option("--admin-host", metavar="ADDRESS", help="Address of the admin API and the live page.")
+]
+AdminPort = Annotated[
+    int, typer.Option("--admin-port", metavar="PORT", help="Their port; 0 takes any free one.")
+]
 TlsKey = Annotated[
     Path | None,
-    typer.Option("--tls-key", metavar="FILE", help="Its key, unless it is in the same file."),
+    typer.Option("--tls-key", metavar="FILE", help="Key of the certificate, unless it is in the same file."),
 ]
 Shadow = Annotated[
     str | None,
@@ -49,22 +59,26 @@ Share = Annotated[
         metavar="redis://HOST/NAME",
         envvar="POINTSMAN_SHARE",
         show_envvar=False,
-        help="Share the books with all routers and pickers of this name; or $POINTSMAN_SHARE.",
+        help="Decide by the books of all routers and pickers of this name; or $POINTSMAN_SHARE.",
     ),
 ]
 ShareCa = Annotated[
     Path | None,
-    typer.Option("--share-ca", metavar="FILE", help="Who signs the certificate of a rediss:// store."),
+    typer.Option(
+        "--share-ca", metavar="FILE", help="The authority that signed the certificate of a rediss:// store."
+    ),
 ]
-Quietly = Annotated[bool, typer.Option("--quiet", help="No log line a request, only events.")]
+Quietly = Annotated[bool, typer.Option("--quiet", help="Log events only, not every request.")]
 BackendCa = Annotated[
     Path | None,
-    typer.Option("--backend-ca", metavar="FILE", help="Who signs certificates of https:// servers."),
+    typer.Option(
+        "--backend-ca", metavar="FILE", help="The authority that signed the certificates of https:// servers."
+    ),
 ]
 ServingOverrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any setting, e.g. holding.max_held=200; see --settings."
+        "--set", metavar="KEY=VALUE", help="Change a setting, e.g. holding.max_held=200; see --settings."
     ),
 ]
 ShownSettings = Annotated[

@@ -36,7 +36,7 @@ def simulate(
     scenario: ScenarioName = None,
     overrides: Overrides = None,
     requests: Annotated[
-        Path | None, typer.Option("--requests", metavar="FILE.csv", help="Write one row a request.")
+        Path | None, typer.Option("--requests", metavar="FILE.csv", help="Write one row per request.")
     ] = None,
     trace_out: Annotated[
         Path | None,

@@ -14,13 +14,15 @@ from pointsman.cli.console import Advance, print_json, print_verdict, progress, 
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
     AsJson,
+    Minutes,
     ObjectiveName,
     RayAddress,
+    Steps,
     Suite,
+    TrainingScenarios,
     launcher,
     num_threads,
     refuse_seed,
-    scenario_names,
 )
 from pointsman.cli.train import stop_requests
 from pointsman.cli.training_source import config_of, own_options, say_parts, source_of, told_apart
@@ -64,28 +66,19 @@ def sweep(
         ),
     ] = None,
     trials: Annotated[
-        int, typer.Option("--trials", metavar="N", min=1, help="Trainings, beside that of what is given.")
+        int,
+        typer.Option(
+            "--trials", metavar="N", min=1, help="Number of trainings, besides the unchanged configuration."
+        ),
     ] = NUM_TRIALS,
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", metavar="M", help="Length of a trial, evaluations included.")
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="Length in decisions: the same on any machine.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of everything random.", min=0)] = 0,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Seed of everything random.", min=0)] = 0,
     workers: Annotated[
         int, typer.Option("--workers", metavar="W", help="Trials at once. 0 = one for each core.")
     ] = 0,
     ray: RayAddress = None,
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scenario",
-            metavar="NAME",
-            help="What to train on: a scenario, a file, or `random` for anything; repeat it.",
-            autocompletion=scenario_names,
-        ),
-    ] = None,
+    scenario: TrainingScenarios = None,
     suite: Suite = None,
     objective: ObjectiveName = None,
     overrides: Annotated[
@@ -100,11 +93,11 @@ def sweep(
 ) -> None:
     """Train with many configurations, stop the poor ones early, and say which is best and what mattered.
 
-    At a quarter and at half of its length, a trial whose score is below the median of the others ends. The
-    configuration as it is, without any --search, is trained as well, and is what the best is compared with.
-    Scores are on selection seeds: `pointsman evaluate` judges the best on others.
+    A trial ends at a quarter or at half of its length if its score is below the median of the others. The
+    configuration without any --search is trained as well, and the best trial is compared with it. Scores are
+    on selection seeds: `pointsman evaluate` judges the best on others.
 
-    Ctrl-C keeps what there is, and the same command goes on; with a higher --trials, it adds some. With
+    Ctrl-C keeps what there is, and the same command continues; with a higher --trials, it adds some. With
     --ray, all nodes must see --out.
 
     Example: pointsman sweep --preset quick --search ppo.learning_rate=3e-4..3e-3 --search network.width=32,64

@@ -17,12 +17,14 @@ from pointsman.cli.live import live_options
 from pointsman.cli.options import (
     AsJson,
     Keep,
+    Minutes,
     ObjectiveName,
     RayAddress,
+    Steps,
     Suite,
+    TrainingScenarios,
     launcher,
     refuse_seed,
-    scenario_names,
 )
 from pointsman.cli.training_source import config_of, own_options, say_parts, source_of, told_apart
 from pointsman.errors import InputError
@@ -58,13 +60,11 @@ def train(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Run directory, a new one. Default: runs/NAME-1, -2, …"),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="Of everything random.")] = None,
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", metavar="M", help="Length of the run, evaluations included.")
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", help="Seed of everything random.")
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="Length in decisions: the same on any machine.")
-    ] = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="DIR", help="Go on with a run, exactly as if it had not stopped."),
@@ -91,36 +91,27 @@ def train(
     live: Annotated[
         list[str] | None,
         typer.Option(
-            "--live", metavar="URL", help="A real server to fine-tune on, by our router; repeat it."
+            "--live", metavar="URL", help="A real server to fine-tune on, through our router; repeat it."
         ),
     ] = None,
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scenario",
-            metavar="NAME",
-            help="What to train on: a scenario, a file, or `random` for anything; repeat it. "
-            "With --live: whose arrivals are sent.",
-            autocompletion=scenario_names,
-        ),
-    ] = None,
+    scenario: TrainingScenarios = None,
     suite: Suite = None,
     as_json: AsJson = False,
 ) -> None:
-    """Learn a policy by PPO, and keep the best by evaluation beside the last.
+    """Train a policy by PPO. The best one by evaluation is kept, and the last one.
 
-    CONFIG is your cluster, traffic and service level, the file that `compare` reads. A trace in it is cut in
-    three: the first part is trained on, the second chooses the best policy, the last is left for `evaluate`.
+    CONFIG describes your cluster, traffic and service level; it is the file that `compare` reads. A trace in
+    it is cut into three parts: one to train on, one to choose the best policy, one kept for `evaluate`.
 
     Ctrl-C saves the run as it was after its last whole update and prints how to go on; with --steps, the
     result is the same to the last bit. A run that diverges ends with status 1 and keeps its last good
-    checkpoint, and one that was too short to change the policy ends with status 1, too.
+    checkpoint; a run that was too short to change the policy ends with status 1, too.
 
-    Several workers share environments and gradients; their number, not where they run, decides the result. A
-    worker that is lost is replaced, and its update made again.
+    Several workers share environments and gradients; their number, not where they run, determines the result.
+    A worker that is lost is replaced, and its update is repeated.
 
-    With --live, a policy (`default`, or --start-from) learns on from a scenario's arrivals, sent to real
-    servers in real time. The policy it started from decides half of them, and takes over if that is better.
+    With --live, a policy (`default`, or --start-from) continues to learn on a scenario's arrivals, sent to
+    real servers in real time. The policy it started from decides half of them, and takes over if better.
 
     Example: pointsman train my-cluster.yaml --preset quick --out runs/mine
     """
@@ -189,13 +180,13 @@ def _refuse_untrained(result: Result) -> None:
     if result.num_learned > 0:
         return
     made = (
-        f"{result.update} updates were made, in which only the critic learns"
+        f"only the critic learns in the first updates, of which {result.update} were made"
         if result.update
-        else ("no update was made: preparing and evaluating took all the time")
+        else "no update was made: preparing and evaluating took all the time"
     )
     minutes = max(4, math.ceil(3 * result.elapsed_s / 60))
     longer = f"{_resume_command(result.folder)} --minutes {minutes}"
-    say(f"error: nothing was learned: {made}; give it longer, in all for example: {longer}")
+    say(f"error: nothing was learned: {made}; give it more time, for example: {longer}")
     raise typer.Exit(1)
 
 
@@ -259,14 +250,15 @@ def _resume_command(folder: Path) -> str:
 
 
 def _print_result(result: Result) -> None:
+    from pointsman.plain import counted
+
     console = stdout()
 
     def line(name: str, text: str) -> None:
         console.print(f"{name:<12}{text}", soft_wrap=True, markup=False)
 
-    line(
-        "trained", f"{result.num_decisions:,} decisions, {result.update} updates in {result.elapsed_s:,.0f} s"
-    )
+    updates = counted(result.update, "update")
+    line("trained", f"{result.num_decisions:,} decisions, {updates} in {result.elapsed_s:,.0f} s")
     if result.best:
         is_start = result.best["update"] == 0
         gained = " (the policy it started from: training has gained nothing so far)" if is_start else ""

@@ -59,7 +59,7 @@ def tune(
     minutes: Annotated[
         float | None, typer.Option("--minutes", metavar="M", help="Time to spend, instead of --decisions.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the search.", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Seed of the search.", min=0)] = 0,
     overrides: Overrides = None,
     threads: NumThreads = 2,
     ray: RayAddress = None,
@@ -71,9 +71,9 @@ def tune(
 ) -> None:
     """Find the weights of the policy linear-score that serve a cluster best, or a heuristic's parameters.
 
-    Situations are CONFIG, named scenarios or a suite (default: steady-chat). Only selection seeds are used,
-    or the first four fifths of a trace; `pointsman evaluate` then judges the policy on others, or on the
-    rest. With --decisions, a seed gives one policy. Ctrl-C ends the search and keeps what it has come to.
+    It tunes on CONFIG, named scenarios or a suite (default: steady-chat), and only on selection seeds or the
+    first four fifths of a trace; `pointsman evaluate` then judges the policy on other seeds or the rest. With
+    --decisions, the same seed gives the same policy. Ctrl-C ends the search and keeps the best so far.
 
     Example: pointsman tune --scenario mixed-hardware --objective tail --out policy.yaml
     """
@@ -114,7 +114,7 @@ def tune(
     if out is not None:
         say(f"wrote {out}; judge it on {_kept(situations)}: pointsman evaluate {shlex.quote(str(out))}")
     if tuned.is_stopped:
-        say("interrupted: the best so far, which nothing has checked yet")
+        say("interrupted: the best so far, which has not been checked yet")
         raise typer.Exit(130)
 
 
@@ -124,7 +124,7 @@ def _check_tunable(policy: str) -> None:
 
     tunable = [LINEAR_SCORE, *(name for name, one in HEURISTICS.items() if one.parameters)]
     if policy not in tunable:
-        problem = "has no parameters" if policy in HEURISTICS else "is no heuristic"
+        problem = "has no parameters" if policy in HEURISTICS else "is not a heuristic"
         raise InputError("--policy", policy, problem, f"name one of {', '.join(tunable)}")
 
 
@@ -243,6 +243,7 @@ def _found_table(tuned: Tuned) -> Table:
 def _print_tuned(tuned: Tuned, objective: Objective, situations: list[Tuning], wall_s: float) -> None:
     from pointsman.evaluation.bootstrap import Ratio
     from pointsman.experiments.own import SELECTION
+    from pointsman.plain import counted
     from pointsman.report.tables import change, number
 
     console = stdout()
@@ -257,6 +258,5 @@ def _print_tuned(tuned: Tuned, objective: Objective, situations: list[Tuning], w
     console.print(f"Cost of a request: {objective.formula}.")
     for limit in objective.limits:
         console.print(f"Kept: {limit.text}.")
-    console.print(
-        f"{tuned.num_generations} generations, {tuned.num_decisions:,} decisions in {number(wall_s)} s."
-    )
+    generations = counted(tuned.num_generations, "generation")
+    console.print(f"{generations}, {tuned.num_decisions:,} decisions in {number(wall_s)} s.")

@@ -51,7 +51,7 @@ def watch(
 ) -> None:
     """Follow a run: progress, speed, evaluations, curves and alerts, until it ends or you press Ctrl-C.
 
-    Where the output is no terminal: a line for each evaluation and each alert.
+    If the output is no terminal, it prints a line for each evaluation and each alert.
 
     Example: pointsman watch runs/quick-1
     """
@@ -65,8 +65,12 @@ def watch(
             stack.enter_context(Live(console=console, refresh_per_second=4)) if console.is_terminal else None
         )
         num_said = 0
+        is_new = tail.read()
+        if live is None and not is_new:
+            console.print(
+                f"waiting for the first update in {folder}; Ctrl-C ends it", markup=False, soft_wrap=True
+            )
         while True:
-            is_new = tail.read()
             ended = how_it_ended(folder, tail.rows)
             if live is not None:
                 live.update(draw(folder, tail.rows))
@@ -78,6 +82,7 @@ def watch(
             if ended:
                 break
             time.sleep(POLL_S)
+            is_new = tail.read()
     console.print(ended, markup=False, soft_wrap=True)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 from numba import from_dtype, types
+from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 from numba.np.arrayobj import make_array, populate_array
 from numpy.typing import NDArray
@@ -160,6 +161,25 @@ else:
             return builder.load_atomic(pointer, ordering="seq_cst", align=8)
 
         return types.int64(types.int64), generate
+
+
+if IS_INTERPRETED:
+
+    def copy_bytes(target: int, source: int, num_bytes: int) -> None:
+        """From one address to another; they do not overlap."""
+        if num_bytes > 0:
+            array_at(target, np.uint8, num_bytes)[:] = array_at(source, np.uint8, num_bytes)
+
+else:
+
+    @intrinsic
+    def copy_bytes(typing_context, target, source, num_bytes):
+        def generate(context, builder, signature, arguments):
+            to, of = (builder.inttoptr(one, cgutils.voidptr_t) for one in arguments[:2])
+            cgutils.raw_memcpy(builder, to, of, arguments[2], context.get_constant(types.int64, 1))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), generate
 
 
 byte_list = array_accessor(np.uint8, 1)

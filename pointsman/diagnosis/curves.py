@@ -154,7 +154,7 @@ class RunLog:
 
     @cached_property
     def score(self) -> Series:
-        """With the evaluation before training, where it is known."""
+        """The curve with the evaluation before training, where that is known."""
         name = self.score_name
         if name is None:
             return self.series("")

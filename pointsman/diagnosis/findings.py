@@ -209,7 +209,7 @@ def _finding(rule: Rule, evidence: Evidence, log: RunLog) -> Finding:
 
 
 def _known(knob: Knob, log: RunLog) -> Knob:
-    """With the keys that this run's configuration has: other problems and other logs have others, or none."""
+    """Name only keys that this run's configuration has: other problems and logs have others, or none."""
     keys = [key for key in knob.key.split(", ") if key and log.facts.has_setting(key)]
     return knob._replace(key=", ".join(keys))
 

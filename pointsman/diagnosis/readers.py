@@ -73,7 +73,7 @@ def _folder(path: Path, is_ours: bool) -> tuple[Table, str]:
         return _events(files), "TensorBoard"
     tables = sorted(path.glob("*.csv"))
     if len(tables) != 1:
-        raise InputError("RUN", str(path), "is no run directory and holds no log", REMEDY)
+        raise InputError("RUN", str(path), "is not a run directory and holds no log", REMEDY)
     return read_table(tables[0]), "CSV"
 
 

@@ -87,7 +87,7 @@ def _root(finding: Finding, findings: Sequence[Finding]) -> str:
 
 
 def _agreed(findings: Sequence[Finding]) -> list[Finding]:
-    """Without advice that an earlier, worse finding contradicts."""
+    """Drop advice that an earlier, worse finding contradicts."""
     advised: dict[str, int] = {}
 
     def agrees(knob: Knob) -> bool:

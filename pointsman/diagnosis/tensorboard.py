@@ -48,7 +48,7 @@ def read_scalars(path: Path) -> tuple[list[Scalar], bool]:
                 raise InputError(
                     "RUN",
                     str(path),
-                    "is no event file",
+                    "is not an event file",
                     "name one that TensorBoard reads",
                 )
             return scalars, True

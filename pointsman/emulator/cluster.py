@@ -80,7 +80,7 @@ class Emulator:
         except OSError as error:
             self.close()
             problem = f"cannot listen on {self.spec.host} ({error.strerror or error})"
-            raise InputError("port", self.spec.port, problem, "name another port or host") from None
+            raise InputError("--port", self.spec.port, problem, "name another port or host") from None
 
     def close(self) -> None:
         for replica in self.replicas:

@@ -214,7 +214,7 @@ class Completion:
         self._chunk_head = json.dumps(chunk_head)[:-1]
 
     def usage(self, num_output: int, num_cached: int) -> dict[str, Any]:
-        """With what vLLM says of its cache under --enable-prompt-tokens-details."""
+        """Usage, with what vLLM says about its cache under --enable-prompt-tokens-details."""
         prompt = len(self._ask.prompt)
         return {
             "prompt_tokens": prompt,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.envs.rewards import RewardTotals
+from pointsman.envs.totals import FIELDS, RewardTotals, read_totals
 from pointsman.experiments.objective import Limit, Objective
 from pointsman.experiments.simulate import Prepared
 from pointsman.routing.policy import PolicySpec, PolicyTables
@@ -61,10 +61,12 @@ class Oracle:
     ) -> Foresight:
         """Run them to the last arrival; `num_warmup` requests came before the episode."""
         sims = clusters.sims[2:]
-        before = RewardTotals.of(sims)
+        before, after = np.empty((2, len(FIELDS), len(sims)))
+        read_totals(sims, before)
         sims["stop_at"] = episode.workload.arrived_at[-1]
         run(sims, self._policies.rows, self._actions, 0, len(self.names))
-        gained = RewardTotals.of(sims).since(before)
+        read_totals(sims, after)
+        gained = RewardTotals(*(after - before))
         seconds = max(float(gained.now[0]), 1e-9)
         num_arrivals = max(len(episode.workload) - num_warmup, 1)
         area = float(gained.in_system_area[0])

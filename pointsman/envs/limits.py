@@ -6,6 +6,7 @@ limit that was passed: columns `ended/<limit>` (of an update) and `safety/<limit
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,23 +50,10 @@ class LimitSpec(Spec):
         return self.ttft_p99_s is not None or self.ttft_p99_ratio is not None
 
 
-def passed(
-    spec: LimitSpec,
-    in_system: Array,
-    shadow_in_system: Array,
-    num_replicas: Array,
-    oldest_s: Array,
-    cv: Array,
-) -> dict[str, Bools]:
-    """By limit, which environments [N] are beyond it now."""
-    values = {
-        "overhang": (in_system - shadow_in_system) / num_replicas,
-        "queue": in_system / num_replicas,
-        "wait_s": oldest_s,
-        "imbalance_cv": cv,
-    }
+def passed(spec: LimitSpec, values: Mapping[str, Callable[[], Array]]) -> dict[str, Bools]:
+    """Say which environments [N] are beyond each limit now; only values that have a limit are asked for."""
     limits = {name: getattr(spec, name) for name in values}
-    return {name: values[name] > limit for name, limit in limits.items() if limit is not None}
+    return {name: values[name]() > limit for name, limit in limits.items() if limit is not None}
 
 
 def ttft_p99_passed(spec: LimitSpec, own: Any, shadow: Any) -> list[str]:

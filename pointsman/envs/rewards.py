@@ -23,37 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
+from pointsman.envs.totals import Array, RewardTotals
 from pointsman.errors import InputError
 from pointsman.experiments.objective import Objective
 from pointsman.spec import Spec
 
-Array = NDArray[np.float64]
-
 FLAT_SLOPE = 0.05  # of tanh; below it, better and worse look the same
 SMOOTHING_S = 5.0  # of the latency and the throughput that `delta`, `instant` and `hybrid` look at
-
-
-class RewardTotals(NamedTuple):
-    """What has added up since the start, by cluster [N]."""
-
-    now: Array
-    in_system_area: Array
-    unstarted_area: Array
-    age_area: Array
-    slo_excess_s: Array
-    ttft_excess_s: Array
-    e2e_excess_s: Array
-    sum_e2e_s: Array
-    num_completed: Array
-    num_fast_first_tokens: Array
-
-    @classmethod
-    def of(cls, sims: Any) -> RewardTotals:
-        """A copy of what the clusters [N] SIM have now."""
-        return cls(*(sims[name].astype(np.float64) for name in cls._fields))
-
-    def since(self, before: RewardTotals) -> RewardTotals:
-        return RewardTotals(*(new - old for new, old in zip(self, before, strict=True)))
 
 
 class Snapshot(NamedTuple):
@@ -61,6 +37,7 @@ class Snapshot(NamedTuple):
 
     own: RewardTotals  # gained in this step
     shadow: RewardTotals
+    # The rest is NaN where no term that counts looks at it.
     outstanding_std: Array  # over the replicas, at the decision
     outstanding_mean: Array
     outstanding_range: Array  # max minus min
@@ -69,19 +46,10 @@ class Snapshot(NamedTuple):
     throughput_rps: Array  # smoothed
 
 
-def _costs(totals: RewardTotals) -> dict[str, Array]:
-    return {
-        "outstanding": totals.in_system_area,
-        "waiting": totals.unstarted_area,
-        "age": totals.age_area,
-        "slo": totals.slo_excess_s,
-    }
-
-
-def _cost(name: str) -> Callable[[Snapshot, RewardSpec], Array]:
+def _cost(field: str) -> Callable[[Snapshot, RewardSpec], Array]:
     def term(snapshot: Snapshot, spec: RewardSpec) -> Array:
-        own = _costs(snapshot.own)[name]
-        return _costs(snapshot.shadow)[name] - own if spec.relative else -own
+        own: Array = getattr(snapshot.own, field)
+        return getattr(snapshot.shadow, field) - own if spec.relative else -own
 
     return term
 
@@ -115,10 +83,10 @@ def _logistic_latency(snapshot: Snapshot, spec: RewardSpec) -> Array:
 
 
 TERMS: Mapping[str, Callable[[Snapshot, RewardSpec], Array]] = {
-    "outstanding": _cost("outstanding"),
-    "waiting": _cost("waiting"),
-    "age": _cost("age"),
-    "slo": _cost("slo"),
+    "outstanding": _cost("in_system_area"),
+    "waiting": _cost("unstarted_area"),
+    "age": _cost("age_area"),
+    "slo": _cost("slo_excess_s"),
     "throughput": _throughput,
     "smoothed_throughput": _smoothed_throughput,
     "imbalance_std": lambda snapshot, spec: -snapshot.outstanding_std,
@@ -130,6 +98,8 @@ TERMS: Mapping[str, Callable[[Snapshot, RewardSpec], Array]] = {
     "low_latency": lambda snapshot, spec: snapshot.own.num_fast_first_tokens,
 }
 COST_TERMS = ("outstanding", "waiting", "age", "slo")
+# These look at `own` and `shadow` of a snapshot, and at nothing else of it.
+TERMS_OF_TOTALS = frozenset((*COST_TERMS, "throughput", "latency", "low_latency"))
 
 PRESETS: Mapping[str, dict[str, Any]] = {
     "shadow": {},

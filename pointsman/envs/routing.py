@@ -12,13 +12,15 @@ cluster holds so much more than its shadow that the run has gone bad.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
+from pointsman.compiled.calls import direct_for
 from pointsman.compiled.memory import Records, array_at
 from pointsman.compiled.random import first_state
 from pointsman.config import SloSpec
@@ -26,20 +28,22 @@ from pointsman.envs.entity import Bools, Episode, Observation, Step
 from pointsman.envs.episodes import RANDOM, Difficulty, check_groups, draw
 from pointsman.envs.foresight import Oracle
 from pointsman.envs.limits import MIN_RECENT, LimitSpec, passed, ttft_p99_passed
-from pointsman.envs.rewards import SMOOTHING_S, RewardSpec, RewardTotals, Snapshot
+from pointsman.envs.rewards import SMOOTHING_S, TERMS_OF_TOTALS, RewardSpec, Snapshot
+from pointsman.envs.totals import FIELDS, RewardTotals, read_totals
 from pointsman.errors import InputError
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective, parse_limit
 from pointsman.experiments.own import parts_text
 from pointsman.experiments.scenarios import find_scenario, is_file, short_names
 from pointsman.inference.space import EntitySpace
 from pointsman.routing.features import (
+    BACKLOG_AFTER,
     CONTEXT_FEATURES,
     ENTITY_FEATURES,
     OLDEST_WAIT,
     OUTSTANDING_CV,
     WAITED,
 )
-from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory
+from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory, limit_of
 from pointsman.routing.records import MEMORY
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.privileged import PRIVILEGED_FEATURES
@@ -113,6 +117,11 @@ class RoutingSpec(Spec):
     )
     limits: LimitSpec = Field(default=LimitSpec(), description="beyond which an episode is ended as gone bad")
     hold: HoldRule = HoldRule()
+    detours_s: tuple[float | None, ...] = Field(
+        default=(None,),
+        description="how much later than at the soonest a first token may be due [s], null = at any time; "
+        "each episode draws one, and the first is what the policy is judged by and runs with",
+    )
     slo: SloSpec | None = Field(
         default=None, description="what counts as good; null: what the files say, or the default"
     )
@@ -144,6 +153,16 @@ class RoutingSpec(Spec):
         for metric, value in keep.items():
             parse_limit(metric, value)
         return keep
+
+    @field_validator("detours_s")
+    @classmethod
+    def _no_time_before_now(cls, detours_s: tuple[float | None, ...]) -> tuple[float | None, ...]:
+        if not detours_s:
+            raise InputError("env.detours_s", [], "is empty", "seconds, e.g. [0.3], or [null] for no limit")
+        for detour_s in detours_s:
+            if detour_s is not None and not 0.0 <= detour_s < np.inf:
+                raise InputError("env.detours_s", detour_s, "is not a time", "seconds, e.g. 0.3, or null")
+        return detours_s
 
     @field_validator("features_off")
     @classmethod
@@ -189,6 +208,7 @@ class RoutingEnv:
             "objective": spec.objective,
             "keep": spec.keep,
             "hold": spec.hold.model_dump(),
+            "detour_s": spec.detours_s[0],
             "slo": self.slo.model_dump(),
             "scenarios": [name for name in spec.scenarios if name != RANDOM],
             "changes": list(spec.changes),
@@ -206,7 +226,7 @@ class RoutingEnv:
         self._own.rows.hold_s = spec.hold.recheck_s
         self._own.rows.kv_limit = spec.hold.kv_limit
         self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
-        self._own.rows.stream_limit = spec.hold.stream_limit or np.inf
+        self._own.rows.stream_limit = limit_of(spec.hold.stream_limit)
         self._own.rows.ttft_limit_s, self._own.rows.step_limit_s = self.slo.ttft_s, self.slo.tpot_s
         self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
         self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]
@@ -246,6 +266,7 @@ class RoutingEnv:
         self._cv = np.zeros(num_envs)  # of the outstanding requests, mean of the episode
         self._turn = 0
         self._lengths = np.zeros(num_envs, np.int64)
+        self._no_load = [np.full(num_envs, np.nan)] * (len(Snapshot._fields) - 2)
         self._latency_s = np.zeros(num_envs)
         self._throughput_rps = np.zeros(num_envs)
 
@@ -276,7 +297,7 @@ class RoutingEnv:
         for i in range(self.num_envs):
             self._begin(i)
         self._look(0, self.num_envs)
-        self._before = RewardTotals.of(self._sims), RewardTotals.of(self._shadows)
+        self._before = self._totals()
         return self._observation
 
     def _begin(self, i: int) -> None:
@@ -300,6 +321,7 @@ class RoutingEnv:
         )
         clusters.sims["slo_ttft_s"], clusters.sims["slo_tpot_s"] = self.slo.ttft_s, self.slo.tpot_s
         warmup = self._warmup[int(rng.integers(len(self._warmup)))]
+        self._own.rows.detour_s[i] = limit_of(spec.detours_s[int(rng.integers(len(spec.detours_s)))])
         if num_warmup > 0:
             clusters.sims["stop_at"] = one.workload.arrived_at[num_warmup - 1]
             run(clusters.sims, warmup.rows, self._no_actions, 0, alike)
@@ -327,23 +349,39 @@ class RoutingEnv:
 
     def _advance(self, first: int, last: int, actions: NDArray[np.int64]) -> None:
         """Clusters run to their next decision, their shadows to the same time."""
-        run(self._sims, self._own_rows, actions, first, last)
+        self._run(self._sims, self._own_rows, actions, first, last)
         self._shadows["stop_at"][first:last] = self._sims["now"][first:last]
-        run(self._shadows, self._shadow_rows, self._no_actions, first, last)
+        self._run(self._shadows, self._shadow_rows, self._no_actions, first, last)
+
+    @cached_property
+    def _run(self) -> Callable[..., None]:
+        """Loaded when it is needed: environments are also made to be asked what they are."""
+        return direct_for(run, self._sims, self._own_rows, self._no_actions, 0, 0)
+
+    @cached_property
+    def _read_totals(self) -> Callable[..., None]:
+        return direct_for(read_totals, self._sims, np.empty((len(FIELDS), self.num_envs)))
+
+    def _totals(self) -> NDArray[np.float64]:
+        """[2, K, N] what has added up in clusters and in their shadows."""
+        totals = np.empty((2, len(FIELDS), self.num_envs))
+        self._read_totals(self._sims, totals[0])
+        self._read_totals(self._shadows, totals[1])
+        return totals
+
+    @cached_property
+    def _looked_at(self) -> tuple[Any, ...]:
+        seen = self._observation
+        filled = (seen.entities, seen.context, seen.action_mask, seen.privileged)
+        return self._sims, self._own_rows, self._shadows, *filled
+
+    @cached_property
+    def _fill(self) -> Callable[..., None]:
+        return direct_for(look, *self._looked_at, 0, 0)
 
     def _look(self, first: int, last: int) -> None:
         seen = self._observation
-        look(
-            self._sims,
-            self._own_rows,
-            self._shadows,
-            seen.entities,
-            seen.context,
-            seen.action_mask,
-            seen.privileged,
-            first,
-            last,
-        )
+        self._fill(*self._looked_at, first, last)
         prices = np.maximum(self._recent_prices, self._prices)[first:last]
         seen.privileged[first:last, -1] *= self._weights.get("outstanding", 0.0) / prices
         if self.spec.features_off:
@@ -351,6 +389,7 @@ class RoutingEnv:
             seen.context[first:last, self._context_off] = 0.0
 
     def step(self, actions: NDArray[np.int64]) -> Step:
+        actions = np.ascontiguousarray(actions, np.int64)
         # What is out of range is clipped to look it up, and illegal in any case.
         known = np.minimum(np.maximum(actions, 0), self.space.num_entities)
         is_legal = (known == actions) & self._observation.action_mask[self._rows, known]
@@ -359,8 +398,9 @@ class RoutingEnv:
             legal = np.flatnonzero(self._observation.action_mask[i]).tolist()
             raise InputError(f"action of environment {i}", int(actions[i]), "is not legal", f"legal: {legal}")
         self._advance(0, self.num_envs, actions)
-        own, shadow = RewardTotals.of(self._sims), RewardTotals.of(self._shadows)
-        snapshot = self._snapshot(own.since(self._before[0]), shadow.since(self._before[1]))
+        totals = self._totals()
+        own, shadow = totals - self._before
+        snapshot = self._snapshot(RewardTotals(*own), RewardTotals(*shadow))
         self._look(0, self.num_envs)
         scale = self._scale(snapshot)
         reward, terms, is_flat = self.spec.reward.evaluate(snapshot, self._weights, scale)
@@ -368,19 +408,20 @@ class RoutingEnv:
         lifetime_s = self.lifetime_s.astype(np.float32)
         self._lengths += 1
         ended_by = self._limits_passed()
-        terminated = np.any([np.zeros(self.num_envs, np.bool_), *ended_by.values()], axis=0)
-        # Ending early must not pay: the excess goes on for a while, at its present rate.
-        excess = np.maximum(self._sims["num_in_system"] - self._shadows["num_in_system"], 1.0)
-        reward = reward - np.where(terminated, excess * self.spec.limits.bad_end_s / scale, 0.0)
+        terminated = np.zeros(self.num_envs, np.bool_)
+        for is_beyond in ended_by.values():
+            terminated |= is_beyond
+        if terminated.any():
+            # Ending early must not pay: the excess goes on for a while, at its present rate.
+            excess = np.maximum(self._sims["num_in_system"] - self._shadows["num_in_system"], 1.0)
+            reward = reward - np.where(terminated, excess * self.spec.limits.bad_end_s / scale, 0.0)
         truncated = ~terminated & (
             (self._lengths >= self.spec.decisions) | (self._sims["status"] != DECISION)
         )
         self._returns += reward
         groups = self.group.copy()
         episodes = self._end(terminated | truncated, ended_by)
-        self._before = (
-            (RewardTotals.of(self._sims), RewardTotals.of(self._shadows)) if episodes else (own, shadow)
-        )
+        self._before = self._totals() if episodes else totals
         return Step(
             observation=self._observation,
             reward=reward.astype(np.float32),
@@ -423,6 +464,8 @@ class RoutingEnv:
         return terms
 
     def _snapshot(self, own: RewardTotals, shadow: RewardTotals) -> Snapshot:
+        if self._weights.keys() <= TERMS_OF_TOTALS:
+            return Snapshot(own, shadow, *self._no_load)
         sims = self._sims
         num_replicas = sims["router"]["num_replicas"]
         mean = sims["sum_outstanding"] / num_replicas
@@ -448,15 +491,24 @@ class RoutingEnv:
     def _limits_passed(self) -> dict[str, Bools]:
         """[N] by limit of `spec.limits`."""
         limits, sims, seen = self.spec.limits, self._sims, self._observation
-        oldest = np.maximum(seen.entities[:, :, OLDEST_WAIT].max(axis=1), seen.context[:, WAITED])
-        self._cv += (seen.context[:, OUTSTANDING_CV] - self._cv) / np.maximum(self._lengths, 1)
+        num_in_system, num_replicas = sims["num_in_system"], sims["router"]["num_replicas"]
+
+        def oldest_s() -> NDArray[np.float64]:
+            oldest = np.maximum(seen.entities[:, :, OLDEST_WAIT].max(axis=1), seen.context[:, WAITED])
+            return np.asarray(self.slo.ttft_s * (np.exp2(oldest) - 1.0))
+
+        def cv() -> NDArray[np.float64]:
+            self._cv += (seen.context[:, OUTSTANDING_CV] - self._cv) / np.maximum(self._lengths, 1)
+            return np.where(self._lengths >= MIN_RECENT, self._cv, 0.0)
+
         found = passed(
             limits,
-            sims["num_in_system"],
-            self._shadows["num_in_system"],
-            sims["router"]["num_replicas"],
-            self.slo.ttft_s * (np.exp2(oldest) - 1.0),
-            np.where(self._lengths >= MIN_RECENT, self._cv, 0.0),
+            {
+                "overhang": lambda: (num_in_system - self._shadows["num_in_system"]) / num_replicas,
+                "queue": lambda: num_in_system / num_replicas,
+                "wait_s": oldest_s,
+                "imbalance_cv": cv,
+            },
         )
         if limits.needs_requests:  # every environment in its turn: percentiles take time
             self._turn = (self._turn + 1) % self.num_envs
@@ -486,9 +538,12 @@ class RoutingEnv:
         actions: NDArray[np.int64] = np.zeros(self.num_envs, np.int64)
         memories = self._memories[teacher]
         advise(self._sims, self._teachers[teacher].rows, memories, actions, 0, self.num_envs)
-        # A heuristic that holds where the rule says there is room sends to the best it knows instead.
-        is_legal = self._observation.action_mask[self._rows, actions]
-        return np.where(is_legal, actions, self._observation.action_mask.argmax(axis=1))
+        # What a heuristic may not do here becomes the legal replica with the soonest first token.
+        seen = self._observation
+        is_legal = seen.action_mask[self._rows, actions]
+        first_tokens = np.where(seen.action_mask[:, 1:], seen.entities[:, :, BACKLOG_AFTER], np.inf)
+        soonest = np.where(np.isinf(first_tokens).all(axis=1), 0, first_tokens.argmin(axis=1) + 1)
+        return np.where(is_legal, actions, soonest)
 
 
 def make_env(spec: RoutingSpec, num_envs: int) -> RoutingEnv:

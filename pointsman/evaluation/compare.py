@@ -56,6 +56,8 @@ NEED_PREFIXES = (
     "overlap-cost",
 )  # that prompts have in common
 
+MIN_LIFETIMES = 5  # of a block of a trace, in mean end-to-end latencies: then most of it is not filling up
+
 # Requests simulated at once; bounds the memory of a long comparison (about 110 bytes a request).
 BATCH_REQUESTS = 2_000_000
 
@@ -135,11 +137,11 @@ class Comparison:
 
     @cached_property
     def ratios(self) -> dict[str, dict[str, Ratio]]:
-        """By policy and metric, to the baseline."""
+        """Ratios to the baseline, by policy and metric."""
         return {policy: self.ratios_between(policy, self.baseline) for policy in self.names}
 
     def ratios_between(self, policy: str, other: str) -> dict[str, Ratio]:
-        """By metric, of one policy's means to another's."""
+        """Ratios of one policy's means to another's, by metric."""
         found: dict[str, Ratio] = {}
         by_length = sorted(self.metrics[policy], key=lambda name: len(self.metrics[policy][name]))
         for _, group in groupby(by_length, lambda name: len(self.metrics[policy][name])):
@@ -231,10 +233,15 @@ def compare(
     metrics: dict[str, dict[str, list[float]]] = {spec.label: {} for spec in specs}
     curves = {spec.label: {curve: LatencyHistogram() for curve in CURVES} for spec in specs}
     hits: dict[str, HitsOverTime] = {}
+    spans_s: list[float] = []
+    gaps_s: list[float] = []
     for runs in _batches(configs, specs, first, base_dir):
         share = len(runs) / (len(configs) * len(specs))
         for run, outcome in zip(runs, _run(runs, workers, share, progress), strict=True):
             policy = run.config.policy.label
+            if policy == specs[0].label:
+                spans_s.append(float(run.workload.arrived_at[-1] - run.workload.arrived_at[0]))
+                gaps_s.append(spans_s[-1] / max(len(run.workload) - 1, 1))
             for metric, values in _samples(outcome, run.config, num_blocks).items():
                 metrics[policy].setdefault(metric, []).extend(values)
             for curve, histogram in curves[policy].items():
@@ -245,17 +252,20 @@ def compare(
     tables = {policy: {key: np.array(row) for key, row in table.items()} for policy, table in metrics.items()}
     if objective is not None:
         tables = {policy: table | {COST: objective.cost(table)} for policy, table in tables.items()}
+    label = next(spec.label for spec in specs if _identity(spec) == wanted)
+    if traces[0] is not None and len(configs) > 1:
+        _warn_short_blocks(name, spans_s, tables[label])
     return Comparison(
         name,
         what,
         tuple(config.seed for config in configs),
         tuple(configs),
         tuple(specs),
-        next(spec.label for spec in specs if _identity(spec) == wanted),
+        label,
         tables,
         curves,
         num_blocks,
-        setting_of(first, configs, base_dir),
+        setting_of(first, configs, gaps_s, base_dir),
         hits,
     )
 
@@ -296,6 +306,19 @@ def _warn_unfinished(name: str, metrics: Mapping[str, Mapping[str, Sequence[floa
         if num_unfinished:
             text = f"{name}, {policy}: {num_unfinished} requests never finished and count in no latency"
             warnings.warn(PointsmanWarning(text), stacklevel=3)
+
+
+def _warn_short_blocks(
+    name: str, spans_s: Sequence[float], baseline: Mapping[str, NDArray[np.float64]]
+) -> None:
+    """Each block of a trace begins with an empty cluster, which fills while the first requests are served."""
+    span_s, e2e_s = float(np.mean(spans_s)), float(np.mean(baseline["e2e_mean_s"]))
+    if span_s < MIN_LIFETIMES * e2e_s:
+        text = (
+            f"{name}: its {len(spans_s)} blocks last {span_s:.2g} s, a request {e2e_s:.2g} s, and each block "
+            "begins with an empty cluster, so the load looks lighter than it is; use a longer trace"
+        )
+        warnings.warn(PointsmanWarning(text), stacklevel=3)
 
 
 def geometric_means(comparisons: Sequence[Comparison], metric: str) -> dict[str, Ratio]:

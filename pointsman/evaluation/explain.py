@@ -109,6 +109,7 @@ def record(
             "decisions": num_steps + 1,
             "reward": {"scale": "none"},
             "hold": checkpoint.metadata.get("hold", {}),
+            "detours_s": (checkpoint.metadata.get("detour_s"),),
             "slo": checkpoint.metadata.get("slo", SloSpec()),
         },
         "env",

@@ -61,6 +61,11 @@ class Goodput:
         return self.rate_rps / self.capacity_rps
 
 
+def best_of(goodputs: Mapping[str, Goodput], baseline: str) -> str:
+    """The policy with the highest goodput; the baseline, if none has a higher one."""
+    return max(goodputs, key=lambda name: (goodputs[name].rate_rps, name == baseline))
+
+
 class Case(NamedTuple):
     """A cluster under a policy."""
 
@@ -168,7 +173,7 @@ class Planner:
 
     @cached_property
     def _traffic(self) -> Workload:
-        """As the file has it."""
+        """The traffic as the file has it."""
         find_capacity = partial(self.capacity, self.config)
         return build_workload(self.config.workload, self.seeds[0], find_capacity, self._base_dir)
 

@@ -46,7 +46,7 @@ class JobsJudge:
         self._jobs: dict[int, Jobs] = {}
 
     def play(self, policy: str | Checkpoint, seeds: Sequence[int], where: str = "policy") -> Metrics:
-        """By metric [S], one episode a seed."""
+        """Play one episode per seed; -> values [S] by metric."""
         spec = self.spec
         if isinstance(policy, Checkpoint):
             self._require_space(policy, where)

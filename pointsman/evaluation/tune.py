@@ -117,7 +117,7 @@ class Tuned:
 
     @property
     def is_stopped(self) -> bool:
-        """By Ctrl-C, so that nothing has checked it."""
+        """Whether Ctrl-C ended the search, so that nothing has checked its result."""
         return math.isnan(self.cost_ratio)
 
 

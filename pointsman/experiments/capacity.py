@@ -110,3 +110,8 @@ def _write_atomically(path: Path, text: str) -> None:
         Path(file.name).replace(path)
     except OSError:
         return  # a cache that cannot be written only costs time
+
+
+def rate_text(rate_rps: float) -> str:
+    """Three digits, and no exponent."""
+    return f"{rate_rps:,.0f}" if rate_rps >= 1000 else f"{rate_rps:.3g}"

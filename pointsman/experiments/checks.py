@@ -10,7 +10,7 @@ import numpy as np
 
 from pointsman.config import Config
 from pointsman.errors import PointsmanWarning
-from pointsman.experiments.capacity import capacity_rps
+from pointsman.experiments.capacity import capacity_rps, rate_text
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
 from pointsman.simulator.spec import ClusterSpec
 from pointsman.workload import Workload, WorkloadSpec
@@ -59,7 +59,9 @@ def _check_load(name: str, arrived_at: np.ndarray, capacity_rps: float, is_share
         return
     rate_rps = (len(arrived_at) - 1) / span_s
     if rate_rps > capacity_rps:
-        above = f"{name}: {rate_rps:.3g} requests/s are above capacity (about {capacity_rps:.3g}/s"
+        above = (
+            f"{name}: {rate_text(rate_rps)} requests/s are above capacity (about {rate_text(capacity_rps)}/s"
+        )
         if is_shared:
             _warn(f"{above} with nothing cached): queues grow, unless enough of the prompts is cached")
         else:
@@ -70,7 +72,7 @@ def _check_load(name: str, arrived_at: np.ndarray, capacity_rps: float, is_share
     backlog_s = float((ahead - np.minimum.accumulate(ahead)).max()) / capacity_rps
     if backlog_s > MAX_BACKLOG_S:
         _warn(
-            f"{name}: at its busiest above capacity (about {capacity_rps:.3g} requests/s), so that "
+            f"{name}: at its busiest above capacity (about {rate_text(capacity_rps)} requests/s), so that "
             f"{backlog_s:,.0f} s of work wait; add replicas, or set load"
         )
 

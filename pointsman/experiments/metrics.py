@@ -104,7 +104,7 @@ class HitsOverTime(NamedTuple):
 
 
 def hits_over_time(requests: Any, num_replicas: int, num_windows: int = NUM_HIT_WINDOWS) -> HitsOverTime:
-    """By where a request was finished, if it was sent twice."""
+    """Count a request that was sent twice where it was finished."""
     requests = requests[requests["completed_at"] >= 0]
     begun_s = requests["scheduled_at"]
     window_s = max(float(begun_s.max()) / num_windows, 1e-12)

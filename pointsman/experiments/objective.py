@@ -102,7 +102,7 @@ class Objective(Spec):
         metrics: Mapping[str, NDArray[np.float64]],
         references: Mapping[str, Mapping[str, NDArray[np.float64]]],
     ) -> dict[str, NDArray[np.float64]]:
-        """By limit, of metrics like `ttft_p99_s` (of any shape) beside those of `references`, by policy."""
+        """Breaches by limit, of metrics like `ttft_p99_s` (any shape), given `references` by policy."""
         found = {}
         for limit in self.limits:
             name = f"{limit.metric}_s"
@@ -135,7 +135,7 @@ def parse_limit(metric: str, value: Any) -> Limit:
         number = -1.0
     if not 0.0 < number < np.inf:
         remedy = "a policy (late-binding), a factor on late-binding's (1.05) or seconds (0.5s)"
-        raise InputError(where, text, "is no limit", remedy)
+        raise InputError(where, text, "is not a limit", remedy)
     return Limit(metric=metric, seconds=number) if is_absolute else Limit(metric=metric, factor=number)
 
 

@@ -274,7 +274,7 @@ def _whole(config: Config, folder: Path | None) -> Prepared:
 
 
 def _with_length(config: Config) -> Config:
-    """With the number of requests spelt out, unless it has a duration."""
+    """Spell out the number of requests, unless there is a duration."""
     workload = config.workload
     return config if workload.duration_s is not None else _shortened(config, DEFAULT_NUM_REQUESTS)
 
@@ -296,7 +296,7 @@ def _with_events_at(config: Config, share: float) -> Config:
 
 
 def quietly_prepared(config: Config, folder: Path | None) -> Prepared:
-    """Without what `_whole` or the first look has said already."""
+    """Prepare without the warnings that `_whole` or the first look has given already."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PointsmanWarning)
         return prepare(config, folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pointsman.config import Config
-from pointsman.experiments.capacity import capacity_rps
+from pointsman.experiments.capacity import capacity_rps, rate_text
 from pointsman.experiments.simulate import Prepared
 from pointsman.simulator.spec import ClusterSpec, ReplicaGroup
 from pointsman.workload.spec import ClosedArrivals
@@ -29,27 +29,30 @@ class Setting:
     @property
     def text(self) -> str:
         """A clause: `at 0.85 of what … can serve`."""
-        if self.load is None:
+        if self.load is None or self.rate_rps is None:
             return f"on {self.cluster}"
         cached = " with nothing cached" if self.is_shared else ""
         return (
             f"at {self.load:.2g} of what {self.cluster} can serve{cached} "
-            f"({self.rate_rps:.3g} of {self.capacity_rps:.3g} requests/s)"
+            f"({rate_text(self.rate_rps)} of {rate_text(self.capacity_rps)} requests/s)"
         )
 
 
-def setting_of(first: Prepared, configs: Sequence[Config], base_dir: Path | None) -> Setting:
-    """Describes the first run; `configs` are all of them, whose clusters may differ."""
+def setting_of(
+    first: Prepared, configs: Sequence[Config], gaps_s: Sequence[float], base_dir: Path | None
+) -> Setting:
+    """Describes the first run. `configs` are those of all, whose clusters may differ, and `gaps_s` the mean
+    gaps between arrivals in each: a block of a trace may well be busier than the whole.
+    """
     cluster = cluster_text(first.config.cluster)
     if any(config.cluster.groups != first.config.cluster.groups for config in configs):
         cluster = f"clusters such as {cluster}"
-    times = first.workload.arrived_at
-    span_s = float(times[-1] - times[0])
-    is_open = span_s > 0 and not isinstance(first.config.workload.arrivals, ClosedArrivals)
+    gap_s = sum(gaps_s) / len(gaps_s)
+    is_open = gap_s > 0 and not isinstance(first.config.workload.arrivals, ClosedArrivals)
     return Setting(
         cluster,
-        len(times),
-        (len(times) - 1) / span_s if is_open else None,
+        len(first.workload),
+        1 / gap_s if is_open else None,
         capacity_rps(first.config.workload, first.plans, base_dir),
         first.workload.is_shared,
     )

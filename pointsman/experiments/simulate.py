@@ -128,7 +128,7 @@ def _simulate_elsewhere(
         if progress:
             progress(len(prepared[i].workload))
 
-    run_in_threads(run_one, len(prepared), pool.size, pool.close)
+    run_in_threads(run_one, len(prepared), pool.size + 1, pool.close)
     return [outcomes[i] for i in range(len(prepared))]
 
 

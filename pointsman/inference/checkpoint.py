@@ -106,6 +106,10 @@ class Checkpoint:
         for part in ("entity_features", "context_features"):
             mine = [f"{feature.name} [{feature.unit}]" for feature in getattr(self.space, part)]
             theirs = [f"{feature.name} [{feature.unit}]" for feature in getattr(space, part)]
+            if not set(mine) & set(theirs):
+                names = ", ".join(feature.name for feature in getattr(self.space, part)[:3])
+                problem, remedy = "was trained for another problem", "name a policy that was trained for this"
+                raise InputError(where, f"a network that sees {names}, …", problem, remedy)
             if mine != (theirs if self.network.kind == "mlp" else theirs[: len(mine)]):
                 only_mine = [name for name in mine if name not in theirs]
                 only_theirs = [name for name in theirs if name not in mine]
@@ -120,7 +124,7 @@ class Checkpoint:
 
 
 def _padded(weights: NDArray[Any], column: int, count: int) -> NDArray[Any]:
-    """With so many columns of zeros before this one."""
+    """Insert so many columns of zeros before this one."""
     return np.insert(weights, [column] * count, 0.0, axis=1)
 
 
@@ -212,7 +216,7 @@ def _require_arrays(checkpoint: Checkpoint, path: Path, where: str) -> None:
     """The compiled network follows addresses, so sizes must be right before it gets them."""
     hint = checkpoint.network.hint
     if hint is not None and hint not in [feature.name for feature in checkpoint.space.entity_features]:
-        raise InputError(where, str(path), f"its hint {hint!r} is no entity feature", "train again")
+        raise InputError(where, str(path), f"its hint {hint!r} is not an entity feature", "train again")
     for name, shape in _inference_shapes(checkpoint.network, checkpoint.space):
         array = checkpoint.arrays.get(name)
         if array is None or array.shape != shape or array.dtype != np.float32:

@@ -119,7 +119,7 @@ def read_jobs(trace: JobTrace, max_duration_s: float, num_gpus: int) -> Jobs:
     jobs = jobs.rows(np.argsort(jobs.arrived_at, kind="stable"))
     TraceReading(
         path=trace.path,
-        content="jobs",
+        content="job",
         num_rows=len(jobs),
         span_s=float(jobs.arrived_at[-1] - jobs.arrived_at[0]),
         columns=columns,
@@ -154,7 +154,7 @@ def _choose_columns(source: TraceSource, given: JobColumns) -> dict[str, str]:
 
 
 def _that_ran(table: RawTable, times: list[str]) -> RawTable:
-    """Without the jobs whose duration is not known: they were cancelled, or still ran."""
+    """Leave out jobs whose duration is not known: they were cancelled, or still ran."""
     is_known = pl.all_horizontal(_is_given(table.frame[name]) for name in times)
     frame = table.frame.filter(is_known)
     if frame.is_empty():
@@ -197,7 +197,7 @@ def _priorities(table: RawTable, column: str | None) -> NDArray[np.int64]:
 
 
 def _deadlines(table: RawTable, column: str | None, submitted: Times) -> Floats:
-    """By the clock of `submitted`; infinite where the file says nothing."""
+    """Deadlines by the clock of `submitted`; infinite where the file says nothing."""
     deadline_at = np.full(len(table.frame), np.inf)
     if column is None:
         return deadline_at

@@ -57,7 +57,7 @@ class JobsWorkloadSpec(Spec):
     def _in_order(cls, slack: tuple[float, float] | None) -> tuple[float, float] | None:
         if slack is not None and not 1 <= slack[0] <= slack[1]:
             remedy = "the lowest first, and at least 1: a job takes its own duration"
-            raise InputError("workload.deadline_slack", list(slack), "is no range from 1 up", remedy)
+            raise InputError("workload.deadline_slack", list(slack), "is not a range from 1 up", remedy)
         return slack
 
     @field_validator("trace", mode="before")

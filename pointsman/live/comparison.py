@@ -110,7 +110,7 @@ def _live_policy(text: str) -> PolicySpec:
     spec = parse_spec(PolicySpec, {"kind": text}, "policy")
     if spec.kind == "vidur-lor":
         problem = "sees the servers' queues as they are, which no router can"
-        raise InputError("policy.kind", text, problem, "leave it out with --live")
+        raise InputError("policy", text, problem, "leave it out with --live")
     return spec
 
 

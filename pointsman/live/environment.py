@@ -27,6 +27,7 @@ from pointsman.live.desk import Question
 from pointsman.live.guard import excess, price
 from pointsman.live.spec import LiveSpec
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
+from pointsman.routing.policy import rules_of
 from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 
 USUAL_S = 300.0  # over which the usual cost of a second is averaged
@@ -62,10 +63,7 @@ class LiveEnv:
         self.space = EntitySpace(count, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         checkpoint.require_space(self.space, "env.start")
         self.groups: tuple[str, ...] = (spec.scenario if spec.config is None else spec.config.stem,)
-        hold = checkpoint.metadata.get("hold", {})
-        self.metadata: dict[str, Any] = {"objective": spec.objective, "hold": hold}
-        if "slo" in checkpoint.metadata:  # what its features compare times with
-            self.metadata["slo"] = checkpoint.metadata["slo"]
+        self.metadata: dict[str, Any] = {"objective": spec.objective} | rules_of(checkpoint)
         objective = find_objective(spec.objective)
         weights = {name: getattr(objective, name) for name in ("outstanding", "waiting", "age")}
         self._weights = {name: weight for name, weight in weights.items() if weight > 0}

@@ -4,14 +4,14 @@ A step takes a time that rises piecewise linearly with its tokens, plus what seq
 pairs of prompt tokens add; a first token also waits for the API server and for the step that runs. All of it
 is linear in the unknowns. The uncertainty is that of fits to resampled probes.
 
-Where requests come and go (`Mixed`), steps may take longer than single probes say: API server and engine
-share cores, or clocks fall. That is what a server does under load, so all steps are scaled by it.
+Answers among others that came and went (`under_load.py`) are part of the fit, and as many as they are, they
+decide what they tell of: a server under load is what is to be described.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,20 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.errors import InputError
+from pointsman.live.least_squares import nonnegative
 from pointsman.live.probing import Decode, Facts, Idle, Joined, Mixed, Probe
+from pointsman.live.under_load import MIN_MIXED, ClientLoad, TimedAnswer, timed_answers
 from pointsman.simulator.cost import cost_tables
 from pointsman.simulator.measured import ServerTimes
 from pointsman.simulator.steps import StepsCost
 
 Floats = NDArray[np.float64]
-Single = Idle | Decode | Joined
+Timed = Idle | Decode | Joined | TimedAnswer
 
 KNOTS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 NUM_RESAMPLED = 40
 MIN_PROBES = 12
-MIN_MIXED = 20
-SCALED = ("sequence_s", "context_s", "pair_s")
+ENDLESS_BLOCKS = 1_000_000
+NUM_ROUNDS = 4  # in which weights settle
+WILD = 4.0  # an error of so many typical ones counts less
 
 
 @dataclass(frozen=True)
@@ -43,70 +46,43 @@ class Fit:
     errors: dict[str, float]  # one standard deviation, as a share of the figure
     residual: float  # typical error of the fit on its own probes, as a share
     num_probes: int
-    under_load: float | None  # by which all steps were scaled; None: too few answers that came and went
+    under_load: float | None  # how many times as long as by single probes the answers took that came and went
+    simulated: dict[str, float]  # how far off means are when these are simulated, as a share
 
 
-def fit_probes(probes: Sequence[Probe]) -> Fit:
-    single: list[Single] = [one for one in probes if not isinstance(one, Mixed)]
-    mixed = [one for one in probes if isinstance(one, Mixed)]
+def fit_probes(probes: Sequence[Probe], facts: Facts, limit_seqs: int | None) -> Fit:
+    """`limit_seqs`: so many sequences run at once, where more were asked for."""
+    single: list[Timed] = [one for one in probes if not isinstance(one, Mixed)]
     kinds = {kind: [one for one in single if isinstance(one, kind)] for kind in (Idle, Decode, Joined)}
     if len(single) < MIN_PROBES or not all(kinds.values()):
         problem = "are too few to fit a cost model: " + ", ".join(
             f"{len(found)} {kind.__name__.lower()}" for kind, found in kinds.items()
         )
         raise InputError("--minutes", f"{len(single)} probes", problem, "allow more time")
+    mixed = [one for one in probes if isinstance(one, Mixed)]
+    among_others: list[Timed] = list(timed_answers(mixed)) if len(mixed) >= MIN_MIXED else []
     budget = _budget([one for one in single if isinstance(one, Joined)])
-    (cost, server), residual = _fit_once(single, budget)
-    factor = _under_load(cost, mixed)
-    best = _slower(cost, factor), server
+    rows = _Rows([*single, *among_others], budget)
+    is_single = np.arange(len(rows)) < len(single)
+    found = rows.fit(np.arange(len(rows)))
+    cost, times, is_async = rows.cost(found), rows.times(found), rows.is_async(found)
+    server, under_load, simulated = times[is_async], None, {}
+    if among_others:
+        under_load = rows.slowdown(rows.fit(np.flatnonzero(is_single)))
+        load = ClientLoad(mixed, {"num_blocks": ENDLESS_BLOCKS} | _scheduler(facts, budget, limit_seqs))
+        best = min((load.waits(cost, one) for one in times), key=lambda one: one.miss_s)
+        server, simulated = best.times, best.errors
+    figures = _figures(cost)
     rng = np.random.default_rng(0)
-    figures = [_figures(*best)]
-    for _ in range(NUM_RESAMPLED):
-        again = [
-            probe for found in kinds.values() for probe in rng.choice(np.array(found, object), len(found))
-        ]
-        (cost, server), _ = _fit_once(again, budget)
-        beside = [mixed[k] for k in rng.integers(0, max(len(mixed), 1), len(mixed))]
-        figures.append(_figures(_slower(cost, _under_load(cost, beside)), server))
+    again = [_figures(rows.cost(rows.fit(rows.drawn(rng)))) for _ in range(NUM_RESAMPLED)]
     spread = {
-        name: float(np.std([one[name] for one in figures[1:]]) / max(figures[0][name], 1e-12))
-        for name in figures[0]
+        name: float(np.std([one[name] for one in again]) / max(value, 1e-12))
+        for name, value in figures.items()
     }
-    return Fit(*best, budget, spread, residual, len(single), factor)
+    return Fit(cost, server, budget, spread, rows.residual(found), len(single), under_load, simulated)
 
 
-def _under_load(cost: StepsCost, mixed: Sequence[Mixed]) -> float | None:
-    """How many times as long as by `cost` the answers took that came and went; the median of them."""
-    if len(mixed) < MIN_MIXED:
-        return None
-    tables = cost_tables(cost, None)
-
-    def step_s(one: Mixed, *prompts: int) -> float:
-        num_decodes = round(one.num_seqs)
-        return tables.stage_s(
-            sum(prompts),
-            num_decodes=num_decodes,
-            context_tokens=round(one.num_seqs * one.mean_context),
-            pairs=sum(prompt**2 / 2 for prompt in prompts),
-            num_seqs=num_decodes + len(prompts),
-        )
-
-    said_s = [
-        one.num_steps * step_s(one) + sum(step_s(one, prompt) - step_s(one) for prompt in one.joined)
-        for one in mixed
-    ]
-    return float(np.median([one.seconds / said for one, said in zip(mixed, said_s, strict=True)]))
-
-
-def _slower(cost: StepsCost, factor: float | None) -> StepsCost:
-    if factor is None:
-        return cost
-    changed: dict[str, Any] = {name: factor * getattr(cost, name) for name in SCALED}
-    changed["step_s"] = tuple((tokens, factor * seconds) for tokens, seconds in cost.step_s)
-    return cost.model_copy(update=changed)
-
-
-def _figures(cost: StepsCost, _: ServerTimes) -> dict[str, float]:
+def _figures(cost: StepsCost) -> dict[str, float]:
     tables = cost_tables(cost, None)
     decode = [tables.stage_s(num_decodes=n, context_tokens=n * 1024, num_seqs=n) for n in (1, 32)]
     prompt = [tables.stage_s(n, pairs=n * n / 2) for n in (512, 2048)]
@@ -124,7 +100,7 @@ def _budget(joined: Sequence[Joined]) -> int:
     longest = max(one.num_prompt for one in joined)
 
     def misses(budget: int) -> float:
-        """By how many pieces this budget is wrong, over all probes."""
+        """How many pieces this budget is off, over all probes."""
         total = 0.0
         for one in joined:
             num_pieces = len(_pieces(one.num_prompt, one.num_seqs, budget))
@@ -135,168 +111,189 @@ def _budget(joined: Sequence[Joined]) -> int:
     return min(possible, key=lambda budget: (round(misses(budget)), -budget))
 
 
-def _pieces(num_prompt: int, num_decodes: int, budget: int) -> list[tuple[int, float]]:
+def _pieces(num_prompt: int, num_decodes: float, budget: int) -> list[tuple[float, float]]:
     """Tokens of each step that carries the prompt, and its pairs."""
-    pieces, before = [], 0
+    pieces: list[tuple[float, float]] = []
+    before = 0
     while before < num_prompt:
-        size = min(num_prompt - before, max(1, budget - num_decodes))
+        size = min(num_prompt - before, max(1, budget - math.ceil(num_decodes)))
         pieces.append((size + num_decodes, size * (before + size / 2)))
         before += size
     return pieces
 
 
-def _fit_once(probes: Sequence[Single], budget: int) -> tuple[tuple[StepsCost, ServerTimes], float]:
-    most = max(
-        max(tokens for tokens, _ in _pieces(one.num_prompt, 0, budget))
-        if not isinstance(one, Decode)
-        else one.num_seqs
-        for one in probes
-    )
-    knots = np.array([1, *(knot for knot in KNOTS if knot < most), max(2, most)], float)
+class _Rows:
+    """What every probe says, as an equation: unknown times, how often each is in it, and seconds.
 
-    def curve(tokens: float) -> Floats:
+    The unknowns: a step, a token in each stretch between knots, a sequence, a context token, a pair of prompt
+    tokens, the API server's time for a request and for a token of its prompt.
+    """
+
+    def __init__(self, probes: Sequence[Timed], budget: int) -> None:
+        self._probes, self._budget = probes, budget
+        most = max(
+            one.num_seqs
+            if isinstance(one, Decode | TimedAnswer)
+            else max(tokens for tokens, _ in _pieces(one.num_prompt, 0, budget))
+            for one in probes
+        )
+        self._knots = np.array([1, *(knot for knot in KNOTS if knot < most), max(2, math.ceil(most))], float)
+        num = self._num_curve = len(self._knots)
+        self._sequence, self._context, self._pair, self._api, self._api_token = range(num, num + 5)
+        self._table = np.array([self._row(one) for one in probes])
+        self._seconds = np.array([_seconds(one) for one in probes])
+        # A difference of two times is as uncertain as these.
+        self._beside_s = np.array([2 * one.plain_step_s if isinstance(one, Joined) else 0 for one in probes])
+        self._kind = np.array([type(one).__name__ for one in probes])
+
+    def __len__(self) -> int:
+        return len(self._probes)
+
+    def _curve(self, tokens: float) -> Floats:
         """The row of a step of so many tokens: 1, then what it covers of each stretch between knots."""
-        stretches = np.clip(tokens - knots[:-1], 0, np.diff(knots))
-        stretches[-1] = max(0.0, tokens - knots[-2])
-        return np.concatenate([[1.0], stretches])
+        stretches = np.clip(tokens - self._knots[:-1], 0, np.diff(self._knots))
+        stretches[-1] = max(0.0, tokens - self._knots[-2])
+        return np.concatenate([[1.0], stretches, np.zeros(5)])
 
-    num_curve = len(knots)
-    sequence, context, pair, api, api_token = range(num_curve, num_curve + 5)
-    rows: list[Floats] = []
-    seconds: list[float] = []
-    weights: list[float] = []
-
-    def add(row: Floats, value: float, scale: float) -> None:
-        rows.append(row)
-        seconds.append(value)
-        weights.append(1.0 / max(scale, 1e-5))
-
-    def prompt_row(num_prompt: int, num_decodes: int) -> Floats:
-        row = np.zeros(num_curve + 5)
-        for tokens, pairs in _pieces(num_prompt, num_decodes, budget):
-            row[:num_curve] += curve(tokens)
-            row[pair] += pairs
-            row[sequence] += num_decodes + 1
+    def _decode_row(self, num_seqs: float, mean_context: float) -> Floats:
+        row = self._curve(num_seqs)
+        row[self._sequence], row[self._context] = num_seqs, num_seqs * mean_context
         return row
 
-    for one in probes:
-        row = np.zeros(num_curve + 5)
+    def _prompt_row(self, num_prompt: int, num_decodes: float, mean_context: float = 0.0) -> Floats:
+        """The steps that carry a prompt, beside sequences that decode."""
+        row = np.zeros(self._num_curve + 5)
+        for tokens, pairs in _pieces(num_prompt, num_decodes, self._budget):
+            row += self._curve(tokens)
+            row[self._pair] += pairs
+            row[self._sequence] += num_decodes + 1
+            row[self._context] += num_decodes * mean_context
+        return row
+
+    def _held_up_row(self, num_prompt: int, num_seqs: float, mean_context: float) -> Floats:
+        """How much longer steps are that carry a prompt than those without it."""
+        num_steps = len(_pieces(num_prompt, num_seqs, self._budget))
+        with_prompt = self._prompt_row(num_prompt, num_seqs, mean_context)
+        return with_prompt - num_steps * self._decode_row(num_seqs, mean_context)
+
+    def _first_token_row(self, num_prompt: int, num_decodes: float, mean_context: float = 0.0) -> Floats:
+        row = self._prompt_row(num_prompt, num_decodes, mean_context)
+        row[self._api], row[self._api_token] = 1.0, num_prompt
+        return row
+
+    def _row(self, one: Timed) -> Floats:
         if isinstance(one, Decode):
-            row[:num_curve] = curve(one.num_seqs)
-            row[sequence] = one.num_seqs
-            row[context] = one.num_seqs * one.mean_context
-            add(row, one.step_s, one.step_s)
-        elif isinstance(one, Idle):
-            row = prompt_row(one.num_prompt, 0)
-            row[api], row[api_token] = 1.0, one.num_prompt
-            add(row, one.ttft_s, one.ttft_s)
-        else:
-            row = prompt_row(one.num_prompt, one.num_seqs)
-            num_steps = len(_pieces(one.num_prompt, one.num_seqs, budget))
-            row[:num_curve] -= num_steps * curve(one.num_seqs)
-            row[sequence] -= num_steps * one.num_seqs
-            add(row, one.held_up_s, abs(one.held_up_s) + 2 * one.plain_step_s)
-    table, values, weight = np.array(rows), np.array(seconds), np.array(weights)
-    found = robust_nonnegative(table * weight[:, None], values * weight)
-    errors = np.abs(table @ found - values) * weight
+            return self._decode_row(one.num_seqs, one.mean_context)
+        if isinstance(one, Idle):
+            return self._first_token_row(one.num_prompt, 0)
+        if isinstance(one, Joined):
+            return self._held_up_row(one.num_prompt, one.num_seqs, one.mean_context)
+        row = one.num_steps * self._decode_row(one.num_seqs, one.mean_context)
+        for num_prompt in one.joined:
+            row += self._held_up_row(num_prompt, one.num_seqs, one.mean_context)
+        return row
 
-    is_async, api_stream = _waits(
-        [one for one in probes if isinstance(one, Joined)],
-        lambda one: float(
-            prompt_row(one.num_prompt, one.num_seqs) @ found
-            + found[context]
-            * one.num_seqs
-            * one.mean_context
-            * len(_pieces(one.num_prompt, one.num_seqs, budget))
-            + found[api]
-            + found[api_token] * one.num_prompt
-        ),
-    )
-    steps = [(int(knot), float(curve(knot) @ found[:num_curve])) for knot in knots]
-    cost = StepsCost(
-        kind="steps",
-        step_s=tuple(steps),
-        sequence_s=float(found[sequence]),
-        context_s=float(found[context]),
-        pair_s=float(found[pair]),
-    )
-    server = ServerTimes(
-        async_scheduling=is_async,
-        api_s=float(found[api]),
-        api_s_per_token=float(found[api_token]),
-        api_s_per_stream=api_stream,
-    )
-    return (cost, server), float(np.median(errors))
+    def fit(self, chosen: NDArray[np.int64]) -> Floats:
+        """Least squares of relative errors, with nothing below 0.
+
+        Errors are relative to what the fit says, not to what was measured: that would make every slow moment
+        count less than a fast one, and all times too short. Single wild values count less (Huber); where
+        there are answers among others, all steps are then scaled to what these took in all.
+        """
+        table, seconds = self._table[chosen], self._seconds[chosen]
+        said_s, is_wild = seconds, np.ones(len(seconds))
+        for _ in range(NUM_ROUNDS):
+            scale_s = np.maximum(np.abs(said_s), np.abs(seconds) / 5) + self._beside_s[chosen]
+            weight = is_wild / np.maximum(scale_s, 1e-5)
+            found = nonnegative(table * weight[:, None], seconds * weight)
+            said_s = table @ found
+            errors = np.abs(said_s - seconds) / np.maximum(scale_s, 1e-5)
+            limit = WILD * max(float(np.median(errors)), 1e-6)
+            is_wild = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12)))
+        found[: self._api] *= self.slowdown(found, chosen)
+        return found
+
+    def slowdown(self, found: Floats, chosen: NDArray[np.int64] | None = None) -> float:
+        """How many times as long as `found` says the answers among others took; 1 without any."""
+        among = np.arange(len(self)) if chosen is None else chosen
+        among = among[self._kind[among] == TimedAnswer.__name__]
+        return float(self._seconds[among].sum() / (self._table[among] @ found).sum()) if among.size else 1.0
+
+    def drawn(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """As many of each kind, with replacement."""
+        kinds = [np.flatnonzero(self._kind == kind) for kind in np.unique(self._kind)]
+        return np.concatenate([rng.choice(kind, len(kind)) for kind in kinds])
+
+    def residual(self, found: Floats) -> float:
+        scale_s = np.maximum(np.abs(self._seconds) + self._beside_s, 1e-5)
+        return float(np.median(np.abs(self._table @ found - self._seconds) / scale_s))
+
+    def cost(self, found: Floats) -> StepsCost:
+        return StepsCost(
+            kind="steps",
+            step_s=tuple((int(knot), float(self._curve(knot) @ found)) for knot in self._knots),
+            sequence_s=float(found[self._sequence]),
+            context_s=float(found[self._context]),
+            pair_s=float(found[self._pair]),
+        )
+
+    def times(self, found: Floats) -> tuple[ServerTimes, ServerTimes]:
+        """If scheduling is synchronous, and if it is not."""
+        joined, waited_s, plain_s = self._waited(found)
+        sync, after_next = (
+            ServerTimes(
+                async_scheduling=is_async,
+                api_s=float(found[self._api]),
+                api_s_per_token=float(found[self._api_token]),
+                api_s_per_stream=_delay_by_streams(joined, waited_s - (1.5 if is_async else 0.5) * plain_s),
+            )
+            for is_async in (False, True)
+        )
+        return sync, after_next
+
+    def is_async(self, found: Floats) -> bool:
+        """Whether a prompt that joins a batch seems to wait for one step more than the one that runs."""
+        _, waited_s, plain_s = self._waited(found)
+        return bool(np.median(waited_s - plain_s) > 0)  # half a step, or one and a half
+
+    def _waited(self, found: Floats) -> tuple[list[Joined], Floats, Floats]:
+        """How long prompts that joined a batch waited before their steps, and its steps without them."""
+        joined = [one for one in self._probes if isinstance(one, Joined)]
+        rows = [self._first_token_row(one.num_prompt, one.num_seqs, one.mean_context) for one in joined]
+        waited_s = np.array([one.ttft_s for one in joined]) - np.array(rows) @ found
+        return joined, waited_s, np.array([one.plain_step_s for one in joined])
 
 
-def _waits(joined: Sequence[Joined], without_wait: Callable[[Joined], float]) -> tuple[bool, float]:
-    """Whether a new prompt waits for one step more than the one that runs, and how streams delay it."""
-    waited = np.array([one.ttft_s - without_wait(one) for one in joined])
-    plain = np.array([one.plain_step_s for one in joined])
+def _seconds(one: Timed) -> float:
+    if isinstance(one, Decode):
+        return one.step_s
+    if isinstance(one, Idle):
+        return one.ttft_s
+    return one.held_up_s if isinstance(one, Joined) else one.seconds
+
+
+def _delay_by_streams(joined: Sequence[Joined], delays_s: Floats) -> float:
+    """How much later a first token comes for each answer that streams meanwhile; 0 if that is not clear."""
     num_seqs = np.array([one.num_seqs for one in joined], float)
-    is_async = bool(np.median(waited / plain) > 1.0)  # half a step, or one and a half
-    rest = waited - (1.5 if is_async else 0.5) * plain
     spread = num_seqs - np.median(num_seqs)
-    slope = float(spread @ (rest - np.median(rest)) / max(spread @ spread, 1e-9))
-    error = float(np.std(rest) / max(math.sqrt(spread @ spread), 1e-9))
-    return is_async, slope if slope > 2 * error else 0.0
-
-
-def robust_nonnegative(table: Floats, values: Floats) -> Floats:
-    """Least squares with x >= 0, in which single wild values count less (Huber, three rounds)."""
-    weight = np.ones(len(values))
-    for _ in range(3):
-        found = nonnegative(table * weight[:, None], values * weight)
-        errors = np.abs(table @ found - values)
-        limit = 2.0 * max(float(np.median(errors)), 1e-6)
-        weight = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12)))
-    return found
-
-
-def nonnegative(table: Floats, values: Floats) -> Floats:
-    """The x >= 0 with the least |table @ x - values| (Lawson and Hanson's active sets)."""
-    scale = np.maximum(np.linalg.norm(table, axis=0), 1e-300)
-    scaled = table / scale
-    num_columns = table.shape[1]
-    found, is_free = np.zeros(num_columns), np.zeros(num_columns, bool)
-    for _ in range(3 * num_columns):
-        gradient = scaled.T @ (values - scaled @ found)
-        gradient[is_free] = -math.inf
-        if gradient.max() <= 1e-10:
-            break
-        is_free[int(gradient.argmax())] = True
-        while True:
-            trial = np.zeros(num_columns)
-            trial[is_free] = np.linalg.lstsq(scaled[:, is_free], values, rcond=None)[0]
-            if trial[is_free].min() > 0:
-                break
-            falls = is_free & (trial <= 0)
-            step = np.min(found[falls] / np.maximum(found[falls] - trial[falls], 1e-300))
-            found = found + step * (trial - found)
-            is_free &= found > 1e-14
-            if not is_free.any():
-                trial = found
-                break
-        found = trial
-    unscaled: Floats = found / scale
-    return unscaled
+    slope = float(spread @ (delays_s - np.median(delays_s)) / max(spread @ spread, 1e-9))
+    error = float(np.std(delays_s) / max(math.sqrt(spread @ spread), 1e-9))
+    return slope if slope > 2 * error else 0.0
 
 
 def description(
     url: str, facts: Facts, fit: Fit, limit_seqs: int | None, num_together: int
 ) -> dict[str, Any]:
     """What goes into the file: for `cluster.replicas`, for `serve --backends`, and where it comes from."""
-    figures = _figures(fit.cost, fit.server)
+    figures = _figures(fit.cost)
     undetermined = ["clocks under sustained load", "preemption, prefix caching"]
-    scheduler: dict[str, Any] = {"kind": "vllm-v1", "max_num_batched_tokens": fit.max_num_batched_tokens}
-    scheduler["max_num_seqs"] = limit_seqs or min(256, fit.max_num_batched_tokens)
+    scheduler = _scheduler(facts, fit.max_num_batched_tokens, limit_seqs)
     if limit_seqs is None:
         undetermined.insert(0, f"max_num_seqs: at least {num_together}; vLLM's default assumed")
     calibration: dict[str, Any] = {
         name: float(f"{value:.4g}") for name, value in figures.items() if value > 0
     }
     if facts.block_size is not None and facts.num_blocks is not None:
-        scheduler |= {"block_size": facts.block_size, "num_blocks": facts.num_blocks}
         calibration["kv_capacity_tokens"] = facts.block_size * facts.num_blocks
     else:
         undetermined.insert(0, "KV memory: /metrics does not tell")
@@ -310,15 +307,31 @@ def description(
             "probes": fit.num_probes,
             "error_of_the_fit": _short(fit.residual),
             "uncertainty": {name: _short(value) for name, value in fit.errors.items()},
-            **({} if fit.under_load is None else {"under_load": _short(fit.under_load)}),
+            **({} if fit.under_load is None else _under_load(fit.under_load, fit.simulated)),
             "undetermined": undetermined,
         },
     }
 
 
+def _under_load(slowdown: float, off: dict[str, float]) -> dict[str, Any]:
+    return {"under_load": _short(slowdown), "off_under_load": {name: _short(off[name]) for name in off}}
+
+
+def _scheduler(facts: Facts, budget: int, limit_seqs: int | None) -> dict[str, Any]:
+    """The scheduler's settings, without the times beside the steps."""
+    known = {
+        "kind": "vllm-v1",
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": limit_seqs or min(256, budget),
+    }
+    if facts.block_size is None or facts.num_blocks is None:
+        return known
+    return known | {"block_size": facts.block_size, "num_blocks": facts.num_blocks}
+
+
 def _cost(cost: StepsCost) -> dict[str, Any]:
     curve = [[tokens, _short(seconds)] for tokens, seconds in cost.step_s]
-    others = {name: _short(getattr(cost, name)) for name in SCALED}
+    others = {name: _short(getattr(cost, name)) for name in ("sequence_s", "context_s", "pair_s")}
     return {"kind": "steps", "step_s": curve, **others}
 
 

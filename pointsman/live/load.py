@@ -2,8 +2,8 @@
 
 Open loop: a request is sent when it is due, whatever became of the others, and its times count from when it
 was due. The next turn of a chat is due a think time after the answer before it has ended. Where requests
-share prefixes they are chats with the same texts (prompts.py); otherwise no server finds any prompt in its
-prefix cache.
+share prefixes they are chats with the same texts (prompts.py), or plain completions of all that was said;
+otherwise no server finds any prompt in its prefix cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.live.prompts import Chats, Message, Prompts, streamed_text
+from pointsman.live.prompts import Chats, Message, Prompts, plain_text, streamed_text
 from pointsman.router.http.address import Address
 from pointsman.router.http.limits import Limits
 from pointsman.router.http.messages import Headers
@@ -134,11 +134,12 @@ class _Client(Receiver):
 
 
 class Load:
-    """Requests to one server (or router), which serves `model`."""
+    """Requests to one server (or router), which serves `model`; `is_plain`: chats are asked as one text."""
 
-    def __init__(self, address: Address, model: str) -> None:
+    def __init__(self, address: Address, model: str, *, is_plain: bool = False) -> None:
         self.pool = Pool(address, Limits())
         self._model = model
+        self._is_plain = is_plain
         self._address = address
 
     def close(self) -> None:
@@ -202,6 +203,8 @@ class Load:
         return self._message("completions", row, {"prompt": prompt})
 
     def _chat_message(self, row: int, messages: list[Message]) -> bytes:
+        if self._is_plain:
+            return self._message("completions", row, {"prompt": plain_text(messages)})
         return self._message("chat/completions", row, {"messages": messages})
 
     def _message(self, path: str, row: int, prompt: dict[str, Any]) -> bytes:

@@ -29,13 +29,12 @@ PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8000, 16000, 32000)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 1024, 4096)
 NUM_STEPS = 20  # of a batch that are timed
+MIN_APART = 0.5  # share of the timed tokens that came one by one
 KV_SHARE = 0.5
+MARGIN_TOKENS = 200  # of a sequence, beside its prompt
 MIXED_PROMPTS, MIXED_OUTPUTS = (32, 2048), (8, 64)  # tokens, from and to
-MIXED_SHARE, MIXED_S = (
-    0.08,
-    (1.5, 8.0),
-)  # of the time to probe with, for one mixture; and seconds, from and to
-MIN_MIXED_TOKENS = 8
+MIXED_SHARE = 0.08  # of the time to probe with, for one mixture
+MIXED_S = (1.5, 8.0)  # the same in seconds, from and to
 QUIET_S = 2.0  # how long to wait for others to finish
 _EVENT = b'"choices":[{'
 
@@ -93,13 +92,14 @@ class Joined:
 
 @dataclass(frozen=True)
 class Mixed:
-    """One answer among others that came and went."""
+    """One answer among others that came and went, of so many clients."""
 
-    num_steps: int
-    seconds: float  # from its first token to its last
-    num_seqs: float  # that ran meanwhile, itself included, on average
-    mean_context: float
-    joined: tuple[int, ...]  # prompts that were taken in meanwhile
+    num_clients: int
+    sent_at: float
+    num_prompt: int
+    num_tokens: int
+    first_token_at: float
+    ended_at: float
 
 
 Probe = Idle | Decode | Joined | Mixed
@@ -196,6 +196,16 @@ class Server:
         return answer
 
 
+def _are_apart(token_at: Sequence[float]) -> bool:
+    """A client that waits for a core reads many tokens at once, and cannot tell when they came."""
+    return sum(second > first for first, second in pairwise(token_at)) >= MIN_APART * (len(token_at) - 1)
+
+
+def _up_to(most: int, sizes: Sequence[int]) -> list[int]:
+    """Sizes that are possible, and the largest possible one where some are not."""
+    return [size for size in sizes if size <= most] + ([most] if most < sizes[-1] else [])
+
+
 def _whole(labels: dict[str, str], name: str) -> int | None:
     return int(labels[name]) if labels.get(name, "").isdecimal() else None
 
@@ -243,8 +253,7 @@ class Prober:
     def _plan(self) -> list[tuple[str, int, int]]:
         """What to do, so that any part of it from the beginning covers all kinds."""
         room = self.facts.max_model_tokens - 300
-        prompts = [size for size in PROMPTS if size <= room]
-        contexts = [size for size in CONTEXTS if size <= room]
+        prompts, contexts = _up_to(room, PROMPTS), _up_to(room, CONTEXTS)
         batches = [size for size in BATCHES if size <= self.max_streams]
         decodes = [("decode", b, c) for c in contexts for b in batches if self._fits(b, c)]
         joins = [
@@ -255,16 +264,21 @@ class Prober:
         for some in (idles, decodes, joins):
             order.shuffle(some)
         every = [one for some in zip_longest(idles, decodes, joins) for one in some if one is not None]
-        longest = min(MIXED_PROMPTS[1], room)
-        for number, size in enumerate(size for size in batches[::-2] if self._fits(size, longest)):
-            every.insert(min(17 + 12 * number, len(every)), ("mixed", size, longest))
+        for number, size in enumerate(batches[::-2]):
+            longest = min(MIXED_PROMPTS[1], room, self._room(size))
+            if longest >= MIXED_PROMPTS[0]:
+                every.insert(min(17 + 12 * number, len(every)), ("mixed", size, longest))
         # The largest batch comes first: it shows how many sequences the server runs at once.
         return [("decode", batches[-1], contexts[0]), *every]
 
     def _fits(self, num_seqs: int, context: int) -> bool:
+        return context <= self._room(num_seqs)
+
+    def _room(self, num_seqs: int) -> int:
+        """The longest prompt that so many sequences may have."""
         if self.facts.num_blocks is None or self.facts.block_size is None:
-            return True
-        return num_seqs * (context + 200) <= KV_SHARE * self.facts.num_blocks * self.facts.block_size
+            return self.facts.max_model_tokens
+        return int(KV_SHARE * self.facts.num_blocks * self.facts.block_size / num_seqs) - MARGIN_TOKENS
 
     async def _is_quiet(self) -> bool:
         end = monotonic() + QUIET_S
@@ -302,7 +316,7 @@ class Prober:
         # With long prompts, the first answer may end before the last one begins, whatever the limit.
         if together < num_seqs and context == CONTEXTS[0]:
             self.limit_seqs = together
-        if len(steps) < 6:
+        if len(steps) < 6 or not _are_apart(steps):
             return []
         # Tokens may come several at once: the mean over the whole stretch is right, single gaps are not.
         middle = (steps[0] + steps[-1]) / 2
@@ -310,21 +324,25 @@ class Prober:
         step_s = (steps[-1] - steps[1]) / (len(steps) - 2)
         return [Decode(num_seqs, statistics.mean(held), step_s)]
 
-    async def mixed(self, num_seqs: int, longest: int) -> Sequence[Probe]:
-        """So many clients, each with one request after the other, of all sizes."""
+    async def mixed(self, num_clients: int, longest: int) -> Sequence[Probe]:
+        """So many clients with requests of all sizes, who think for about as long as an answer takes."""
         dice, end = random.Random(), monotonic() + self._mixed_s
-        answers: list[tuple[int, ProbeAnswer]] = []
+        num_clients = min(num_clients, self.limit_seqs or num_clients)
+        found: list[Probe] = []
 
         def drawn(least: int, most: int) -> int:
-            return round(math.exp(dice.uniform(math.log(least), math.log(max(least, most)))))
+            return round(math.exp(dice.uniform(math.log(least), math.log(most))))
 
         async def client() -> None:
             while monotonic() < end:
-                prompt = drawn(min(MIXED_PROMPTS[0], longest), longest)
-                answers.append((prompt, await self._ask(prompt, drawn(*MIXED_OUTPUTS))))
+                num_prompt = drawn(MIXED_PROMPTS[0], longest)
+                answer = await self._ask(num_prompt, drawn(*MIXED_OUTPUTS))
+                times = answer.token_at[0], answer.token_at[-1]
+                found.append(Mixed(num_clients, answer.sent_at, num_prompt, answer.num_tokens, *times))
+                await asyncio.sleep(dice.expovariate(1.0) * (times[1] - answer.sent_at))
 
-        await asyncio.gather(*(client() for _ in range(num_seqs)))
-        return mixed_probes(answers)
+        await asyncio.gather(*(client() for _ in range(num_clients)))
+        return found
 
     async def join(self, num_seqs: int, num_prompt: int) -> Sequence[Probe]:
         """The running streams are told to go on for long, and are given up once the prompt is through."""
@@ -342,11 +360,12 @@ class Prober:
                 await asyncio.sleep(0.003)
             before = len(seen)
             plain = [second - first for first, second in pairwise(seen[-11:])]
+            is_clear = len(plain) == 10 and _are_apart(seen[-11:])
             answer = await self._ask(num_prompt, 1)
             wanted = len(seen) + 6
             while len(seen) < wanted and not watched.done():
                 await asyncio.sleep(0.003)
-            if watched.done() or len(plain) < 10:
+            if watched.done() or not is_clear:
                 return []
             plain_s = (seen[before - 1] - seen[before - 11]) / 10
             after = [at for at in seen[before - 1 :] if at <= answer.token_at[0] + 4 * plain_s]
@@ -359,29 +378,3 @@ class Prober:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             await self._is_quiet()
-
-
-def mixed_probes(answers: Sequence[tuple[int, ProbeAnswer]]) -> list[Mixed]:
-    """Streams as they came and went, from prompts' lengths and what came back."""
-    spans = [
-        (prompt, one.token_at[0], one.token_at[-1], one.num_tokens) for prompt, one in answers if one.token_at
-    ]
-    found = []
-    for _, began, ended, num_tokens in spans:
-        if num_tokens < MIN_MIXED_TOKENS or ended <= began:
-            continue
-        shared = [
-            (prompt + num / 2, max(0.0, min(ended, last) - max(began, first)))
-            for prompt, first, last, num in spans
-        ]
-        total_s = sum(both_s for _, both_s in shared)
-        found.append(
-            Mixed(
-                num_tokens - 1,
-                ended - began,
-                total_s / (ended - began),
-                sum(context * both_s for context, both_s in shared) / total_s,
-                tuple(prompt for prompt, first, _, _ in spans if began < first <= ended),
-            )
-        )
-    return found

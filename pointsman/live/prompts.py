@@ -21,6 +21,7 @@ WORDS = (
 BYTES_PER_TOKEN = 4
 TOKENS_PER_MESSAGE = 4  # what a chat template adds to each
 _NUM_POOL_WORDS = 1 << 18
+_ROLES = {"system": " sys", "user": " ask", "assistant": " bot"}  # of BYTES_PER_TOKEN each
 
 Message = dict[str, str]
 
@@ -101,11 +102,16 @@ def _added(messages: list[Message]) -> int:
     return TOKENS_PER_MESSAGE * len(messages)
 
 
+def plain_text(messages: list[Message]) -> str:
+    """A chat as the prompt of a completion: each message begins with its role, TOKENS_PER_MESSAGE times."""
+    return "".join(TOKENS_PER_MESSAGE * _ROLES[message["role"]] + message["content"] for message in messages)
+
+
 def streamed_text(body: bytes) -> str:
-    """What the events of a streamed chat completion say, put together."""
+    """What the events of a streamed completion say, put together."""
     texts = []
     for line in body.split(b"\n"):
         if line.startswith(b"data: {"):
             choices: list[dict[str, Any]] = json.loads(line[6:]).get("choices") or []
-            texts += [choice.get("delta", {}).get("content") or "" for choice in choices]
+            texts += [one.get("text") or one.get("delta", {}).get("content") or "" for one in choices]
     return "".join(texts)

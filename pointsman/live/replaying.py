@@ -44,24 +44,6 @@ def replay(rows: pl.DataFrame, cost: dict[str, float], scheduler: dict[str, Any]
         rows[name].to_numpy() for name in ("arrived_at", "first_token_at", "completed_at")
     )
     workload = _workload(rows)
-
-    def first_and_last(times: ServerTimes, budget: int) -> tuple[Floats, Floats]:
-        group = {
-            "count": 1,
-            "cost": {"kind": "linear", **cost},
-            "scheduler": scheduler | {"max_num_batched_tokens": budget} | dict(times),
-        }
-        config = parse_spec(
-            Config,
-            {
-                "workload": {"trace": {"path": "recorded"}},  # not read: `workload` stands in for it
-                "cluster": {"replicas": [group]},
-                "policy": {"kind": "round-robin"},
-            },
-        )
-        made = simulate([Prepared(config, plan_replicas(config.cluster), workload)])[0].requests
-        return made["first_token_at"], made["completed_at"]
-
     ttft_s, e2e_s = first - arrived, last - arrived
     since = arrived - arrived[0]
     tried = []
@@ -69,7 +51,8 @@ def replay(rows: pl.DataFrame, cost: dict[str, float], scheduler: dict[str, Any]
         api_s = 0.0
         for _ in range(NUM_ROUNDS):
             times = ServerTimes(async_scheduling=is_async, api_s=api_s)
-            found, ended = first_and_last(times, budget)
+            described = scheduler | {"max_num_batched_tokens": budget} | dict(times)
+            found, ended = simulated({"kind": "linear", **cost}, described, workload)
             # Quantile by quantile: which step a single prompt just missed is chance.
             misses_s = np.sort(found - since) - np.sort(ttft_s)
             errors = {
@@ -79,6 +62,20 @@ def replay(rows: pl.DataFrame, cost: dict[str, float], scheduler: dict[str, Any]
             tried.append((float(np.abs(misses_s).mean()), Replayed(times, budget, errors)))
             api_s = max(0.0, api_s - float(np.median(misses_s)))
     return min(tried, key=lambda one: one[0])[1]
+
+
+def simulated(cost: dict[str, Any], scheduler: dict[str, Any], workload: Workload) -> tuple[Floats, Floats]:
+    """When one server with these costs would answer: first tokens and last ones."""
+    config = parse_spec(
+        Config,
+        {
+            "workload": {"trace": {"path": "recorded"}},  # not read: `workload` stands in for it
+            "cluster": {"replicas": [{"count": 1, "cost": cost, "scheduler": scheduler}]},
+            "policy": {"kind": "round-robin"},
+        },
+    )
+    made = simulate([Prepared(config, plan_replicas(config.cluster), workload)])[0].requests
+    return made["first_token_at"], made["completed_at"]
 
 
 def _workload(rows: pl.DataFrame) -> Workload:

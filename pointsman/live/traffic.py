@@ -20,7 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pointsman.errors import InputError
-from pointsman.live.fitting import nonnegative
+from pointsman.live.least_squares import nonnegative
 from pointsman.live.replaying import replay
 
 Floats = NDArray[np.float64]
@@ -55,12 +55,12 @@ class TrafficFit:
 
     @property
     def replica(self) -> dict[str, Any]:
-        """As in `cluster.replicas`."""
+        """The replica, as in `cluster.replicas`."""
         return {"scheduler": self.scheduler, "cost": {"kind": "linear", **self.cost}}
 
     @property
     def speeds(self) -> dict[str, Any]:
-        """As in `serve --backends`."""
+        """The server, as in `serve --backends`."""
         names = ("step_floor_s", "prefill_s_per_token", "decode_s_per_token")
         return {name: value for name, value in zip(names, self.cost.values(), strict=True) if value > 0}
 

@@ -20,6 +20,7 @@ from pointsman.report.appraisal import BETTER, UNCLEAR, Verdict
 from pointsman.report.tables import direction, listed, samples_text
 from pointsman.report.verdict import changes_text, judged_text, standing
 
+LIGHT_LOAD = 0.3  # of capacity
 ALIKE = 0.01  # of the cost: less than that between two policies is nothing to choose by
 
 
@@ -32,8 +33,10 @@ def choice_of(
     """
     objective = asked or find_objective(DEFAULT_OBJECTIVE)
     baseline = comparisons[0].baseline
-    possible = [
-        name for name in ratios if name == baseline or not any(one.is_oracle(name) for one in comparisons)
+    # The baseline first: where another is exactly as good, there is no reason to change.
+    possible = [baseline]
+    possible += [
+        name for name in ratios if name != baseline and not any(one.is_oracle(name) for one in comparisons)
     ]
     costs = {name: cost_ratio(comparisons, objective, name, baseline) for name in possible}
     penalties = {name: _penalty(comparisons, objective, name) for name in possible}
@@ -42,9 +45,19 @@ def choice_of(
     alike = [
         name for name, ratio in others.items() if _is_alike(ratio) and penalties[name] <= penalties[best]
     ]
-    details = [f"As good, within {ALIKE:.0%} or the interval: {listed(alike)}."] if alike else []
+    details = [f"Just as good, within 1 % or the interval: {listed(alike)}."] if alike else []
     details += _shorter(comparisons, best, [name for name in others if name not in alike])
-    details += [*judged_text(comparisons), _basis(comparisons, objective)]
+    details += judged_text(comparisons)
+    loads = [one.setting.load for one in comparisons if one.setting is not None]
+    if (
+        direction(costs[best]) > -1
+        and loads
+        and all(load is not None and load < LIGHT_LOAD for load in loads)
+    ):
+        details.append(
+            "That is a light load, which may leave nothing to gain; set `load` in the file to try more."
+        )
+    details.append(_basis(comparisons, objective))
     return best, Verdict(*_verdict(best, baseline, ratios[best], costs[best], alike), details)
 
 
@@ -64,7 +77,7 @@ def _verdict(
         return UNCLEAR, (
             f"No policy is clearly better than {baseline}: {best} comes nearest, {changes_text(ratios)}."
         )
-    sentence = f"{best} serves this best: {changes_text(found.better)} against {baseline}"
+    sentence = f"{best} serves this traffic best: {changes_text(found.better)} against {baseline}"
     if found.worse:
         sentence += f", but worse {changes_text(found.worse)}"
     unclear = f" No clear difference in {changes_text(found.unclear)}." if found.unclear else ""
@@ -72,7 +85,7 @@ def _verdict(
 
 
 def _penalty(comparisons: Sequence[Comparison], objective: Objective, name: str) -> float:
-    """For what is beyond limits; those that name a policy which was not compared cannot be judged."""
+    """The penalty for exceeding limits. A limit that names a policy which was not compared is not judged."""
     breaches = {}
     for limit in objective.limits:
         metric, reference = f"{limit.metric}_s", limit.policy
@@ -94,7 +107,7 @@ def _shorter(comparisons: Sequence[Comparison], best: str, names: Sequence[str])
         return []
     name = min(shorter, key=lambda one: shorter[one][at].ratio)
     ratios = dict(zip(HEADLINES, shorter[name], strict=True))
-    return [f"Shorter on average, if you can pay for it: {name}, {changes_text(ratios)} against {best}."]
+    return [f"If the mean is all that counts, take {name}: {changes_text(ratios)} against {best}."]
 
 
 def _is_alike(cost: Ratio) -> bool:
@@ -108,9 +121,9 @@ def _or_last(ratio: float) -> float:
 
 def _basis(comparisons: Sequence[Comparison], objective: Objective) -> str:
     fewest = min(one.num_samples for one in comparisons)
-    few = ", too few for them to be as sure as that" if fewest < MIN_SEEDS else ""
+    few = ", which are too few to be reliable" if fewest < MIN_SEEDS else ""
     told = f"in brackets {LEVEL * 100:.0f} % intervals over {samples_text(comparisons)}{few}"
     if fewest < 2:
-        told = f"intervals take at least two seeds, better {MIN_SEEDS} (--seeds)"
+        told = f"for intervals, use at least {MIN_SEEDS} seeds (--seeds) or a longer trace"
     kept = f", with {listed([limit.text for limit in objective.limits])}" if objective.limits else ""
-    return f"Best is the lowest cost of a request, {objective.formula}{kept}; {told}."
+    return f"The best policy has the lowest cost of a request, {objective.formula}{kept}; {told}."

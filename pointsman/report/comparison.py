@@ -71,7 +71,7 @@ class ComparisonReport:
 
     @cached_property
     def summary(self) -> dict[str, dict[str, Ratio]]:
-        """By metric and policy; empty for a single comparison."""
+        """Geometric means by metric and policy; empty for a single comparison."""
         if len(self.comparisons) < 2:
             return {}
         return {metric: geometric_means(self.comparisons, metric) for metric in self.headlines}

@@ -72,7 +72,7 @@ class EvaluationReport:
 
     @cached_property
     def geometric_means(self) -> dict[str, dict[str, Ratio]]:
-        """By other policy and metric, over all comparisons."""
+        """Ratios over all comparisons, by other policy and metric."""
         names = self.metrics
         return {
             other: dict(zip(names, geometric_mean(self.comparisons, names, self.policy, other), strict=True))

@@ -46,7 +46,10 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = ()) -> str:
     """Cells are HTML. Columns in `words` hold text rather than numbers."""
-    head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
+    head = "".join(
+        f'<th scope="col"{" class=words" if column in words else ""}>{cell}</th>'
+        for column, cell in enumerate(header)
+    )
     body = "".join(
         f'<tr><th scope="row">{row[0]}</th>'
         + "".join(_cell(cell, column in words) for column, cell in enumerate(row) if column > 0)

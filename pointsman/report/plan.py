@@ -13,7 +13,7 @@ import numpy as np
 
 from pointsman.config import Config
 from pointsman.evaluation.bootstrap import LEVEL, MIN_SEEDS, NUM_RESAMPLES, Ratio, with_intervals
-from pointsman.evaluation.goodput import Goodput
+from pointsman.evaluation.goodput import Goodput, best_of
 from pointsman.experiments.setting import cluster_text
 from pointsman.files import write_files
 from pointsman.plain import provenance, to_json
@@ -56,7 +56,7 @@ class PlanReport:
 
     @property
     def best(self) -> str:
-        return max(self.policies, key=lambda name: self.policies[name].rate_rps)
+        return best_of(self.policies, self.baseline)
 
     @cached_property
     def changes(self) -> dict[str, Ratio]:
@@ -154,11 +154,11 @@ class PlanReport:
 
     def notes(self) -> list[str]:
         samples = sample_text(self.config, self.seeds, self.num_samples)
-        few = ", too few for them to be as sure as that" if self.num_samples < MIN_SEEDS else ""
+        few = ", which are too few to be reliable" if self.num_samples < MIN_SEEDS else ""
         interval = f"{LEVEL * 100:.0f} % intervals over {samples}{few}"
         return [
             f"Goodput: the highest rate of arrivals at which {self.level_text}; {interval}. Every policy "
-            f"serves the same requests. One more server, and servers for a target: with {self.best}.",
+            f"serves the same requests. More servers are judged with {self.best}.",
         ]
 
     # As tables, files and figures ---------------------------------------------------------------------------

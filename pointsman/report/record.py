@@ -82,7 +82,7 @@ def require_run(folder: Path, may_be_empty: bool = False) -> Path:
     """Refuses what is no run directory; one that a run has just begun in is empty."""
     folder = folder.expanduser()
     if not folder.is_dir():
-        problem = "is no directory" if folder.exists() else "does not exist"
+        problem = "is not a directory" if folder.exists() else "does not exist"
         raise InputError("RUN", str(folder), problem, _REMEDY)
     is_run = any((folder / name).is_file() for name in _OF_A_RUN)
     if not is_run and not (may_be_empty and not any(folder.iterdir())):

@@ -94,7 +94,7 @@ def _choice(returns: Returns) -> Verdict:
     if any(math.isnan(gain.low) for gain in gains.values()):
         return Verdict(UNCLEAR, f"{sentence}.", ["One episode cannot tell how sure that is."])
     alike = [other for other, gain in gains.items() if gain.low <= 0]
-    details = [f"As good, within the interval: {listed(alike)}."] if alike else []
+    details = [f"Just as good, within the interval: {listed(alike)}."] if alike else []
     return Verdict(UNCLEAR if alike else BETTER, f"{sentence}.", details)
 
 

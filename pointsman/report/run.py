@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from pointsman.diagnosis.findings import Diagnosis
-from pointsman.plain import provenance
+from pointsman.plain import counted, provenance
 from pointsman.report.appraisal import Appraisal
 from pointsman.report.curves import (
     PALETTE,
@@ -26,7 +26,7 @@ from pointsman.report.page import Section, escape, folded, page, paragraphs, tab
 from pointsman.report.plots import ROW_HEIGHT
 from pointsman.report.png import file_name
 from pointsman.report.record import RunRecord
-from pointsman.report.tables import counted, percent
+from pointsman.report.tables import percent
 
 NO_BASELINE = "the baseline"
 
@@ -87,7 +87,7 @@ def build_report(
 def _facts(record: RunRecord) -> list[str]:
     if not record.num_updates:
         return []
-    parts = [f"{record.updates[-1]:,.0f} updates"]
+    parts = [counted(round(record.updates[-1]), "update")]
     for name, text in (("timesteps", "{:,.0f} decisions"), ("elapsed_s", "{:,.0f} s")):
         if record.has(name):
             parts.append(text.format(np.nanmax(record.column(name))))

@@ -34,13 +34,13 @@ from pointsman.report.tables import listed, markdown, percent
 from pointsman.training.search_space import Range, SearchKey, plain_value
 from pointsman.training.sweep import FINISHED_TRIAL, STOPPED, WAITING, Evaluation, Trial, trial_folder
 
-AS_IT_IS = "as it is"
+UNCHANGED = "unchanged"
 TRAINED, STOPPED_COLOUR = PALETTE[0], PALETTE[1]
 
 
 @dataclass(frozen=True)
 class SweepReport:
-    trials: Sequence[Trial]  # the first is the configuration as it is
+    trials: Sequence[Trial]  # the first is the unchanged configuration
     keys: Sequence[SearchKey]
     folder: Path
     command: str
@@ -56,7 +56,7 @@ class SweepReport:
     @cached_property
     def shares(self) -> dict[str, float]:
         """What each key explains of the order of the scores; one far below all others would be nearly all of
-        their differences. The configuration as it is may lie outside the ranges."""
+        their differences. The unchanged configuration may lie outside the ranges."""
         searched = [(trial, best) for trial, best in self.ranked if trial.values]
         columns = {
             key.key: key.columns([trial.values[key.key] for trial, _ in searched])
@@ -79,33 +79,39 @@ class SweepReport:
         scored = f"Trial {winner.number} scores {short(best.score)} ({values_text(winner)})"
         details = self._caveats(winner)
         if base is None:
-            return Verdict(UNCLEAR, f"{scored}; the configuration as it is has no score.", details)
+            return Verdict(UNCLEAR, f"{scored}; the unchanged configuration has no score.", details)
         if not winner.values:
-            place = f"best of {len(self.ranked)}" if len(self.ranked) > 1 else "alone so far"
-            sentence = f"The configuration as it is scores {short(best.score)}, {place}."
+            others = (
+                f"No trial of {len(self.ranked) - 1} beats"
+                if len(self.ranked) > 1
+                else "So far there is only"
+            )
+            sentence = f"{others} the unchanged configuration, which scores {short(best.score)}."
             return Verdict(WORSE, sentence, details)
         low, high = gain_interval(best, base, len(self.ranked) - 1)
         gain = f"{short(best.score - base.score)}"
         if not np.isfinite(low):
-            sentence = f"{scored}, {gain} more than the configuration as it is."
+            sentence = f"{scored}, {gain} more than the unchanged configuration."
             return Verdict(UNCLEAR, sentence, details)
         word = "more" if low > 0 else "more, which may be luck,"
-        sentence = f"{scored}, {gain} [{short(low)}, {short(high)}] {word} than the configuration as it is."
+        sentence = f"{scored}, {gain} [{short(low)}, {short(high)}] {word} than the unchanged configuration."
         return Verdict(BETTER if low > 0 else UNCLEAR, sentence, details)
 
     def _caveats(self, winner: Trial) -> list[str]:
         judge = shlex.join(["pointsman", "evaluate", str(trial_folder(self.folder, winner))])
         lines = [
-            "Scores are on selection seeds, and the best of many looks better than it is. On report seeds it "
-            f"is judged by: {judge}"
+            "Scores are on selection seeds, and the best of many looks better than it is. To judge it on "
+            f"report seeds: {judge}"
         ]
         if not any(key.key == "run.seed" for key in self.keys):
             lines.append(
-                "Intervals are over blocks of seeds, for as many comparisons as there are trials; each trial "
-                "is one training. --search run.seed=0,1,2 shows what another one gives."
+                "Intervals are over blocks of seeds, and allow for having picked the best of all trials. "
+                "Each trial is a single training; --search run.seed=0,1,2 shows how much luck is in one."
             )
         if self.num_left:
-            lines.append(f"{self.num_left} of {len(self.trials)} trials are left: the same command goes on.")
+            lines.append(
+                f"{self.num_left} of {len(self.trials)} trials are left; run the same command to continue."
+            )
         return lines
 
     def mattered(self) -> str:
@@ -128,7 +134,7 @@ class SweepReport:
         return [self._row(trial) for trial in order]
 
     def _row(self, trial: Trial) -> list[str]:
-        values = [plain_value(trial.values[key.key]) if trial.values else AS_IT_IS for key in self.keys]
+        values = [plain_value(trial.values[key.key]) if trial.values else UNCHANGED for key in self.keys]
         score = short(trial.best.score) if trial.best is not None else "–"
         trained = "100%" if trial.status == FINISHED_TRIAL else f"{trial.fraction_done:.0%}"
         ended = f"{trial.status}: {trial.why}" if trial.why else trial.status
@@ -163,7 +169,7 @@ class SweepReport:
         rows = [[escape(cell) for cell in row] for row in self.rows()]
         last = len(self.header) - 1
         trials = table([escape(name) for name in self.header], rows, words=(last,))
-        settings = folded("The configuration as it is, in full", f"<pre>{escape(self.config)}</pre>")
+        settings = folded("The unchanged configuration, in full", f"<pre>{escape(self.config)}</pre>")
         sections = [
             Section("Trials", trials, [self._curves()] if self.ranked else []),
             Section("What mattered", paragraphs([self.mattered()]), self._mattered_figures()),
@@ -237,7 +243,7 @@ def name_of(trial: Trial) -> str:
 
 
 def values_text(trial: Trial) -> str:
-    return ", ".join(f"{key}={plain_value(value)}" for key, value in trial.values.items()) or AS_IT_IS
+    return ", ".join(f"{key}={plain_value(value)}" for key, value in trial.values.items()) or UNCHANGED
 
 
 def _curve(trial: Trial, is_best: bool) -> Line:
@@ -246,7 +252,7 @@ def _curve(trial: Trial, is_best: bool) -> Line:
     if is_best:
         return Line(f"best: {name_of(trial)}", x, y, POLICY, width=2.4, has_dots=True)
     if not trial.values:
-        return Line(AS_IT_IS, x, y, SOFT, "4 3", width=2.0)
+        return Line(UNCHANGED, x, y, SOFT, "4 3", width=2.0)
     if trial.status == STOPPED:
         return Line("stopped early", x, y, STOPPED_COLOUR, width=1.2)
     return Line("other trials", x, y, TRAINED, width=1.2)

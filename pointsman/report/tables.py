@@ -11,6 +11,7 @@ from pointsman.config import Config
 from pointsman.evaluation.bootstrap import Ratio
 from pointsman.evaluation.compare import COST, HEADLINES, Comparison
 from pointsman.experiments.own import replayed
+from pointsman.plain import counted
 from pointsman.simulator.spec import ClusterSpec
 
 HEADERS = {
@@ -168,17 +169,12 @@ def sample_text(config: Config, seeds: Sequence[int], count: int) -> str:
     trace = replayed(config)
     if trace is not None:
         return "one run" if count == 1 else f"{count} blocks of {Path(trace.path).name}"
-    return f"{count} {'seed' if count == 1 else 'seeds'} ({seed_range(seeds)})"
+    return f"{counted(count, 'seed')} ({seed_range(seeds)})"
 
 
 def listed(names: Sequence[str]) -> str:
     """a, b and c"""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def counted(count: int, noun: str) -> str:
-    """1 alert, 2 alerts"""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def does(names: Sequence[str]) -> str:

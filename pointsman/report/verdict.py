@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pointsman.evaluation.bootstrap import LEVEL, MIN_SEEDS, Ratio
+from pointsman.plain import counted
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Verdict
 from pointsman.report.tables import HEADERS, change, direction, does, listed, samples_text
 
@@ -129,13 +130,13 @@ def _exceptions(report: EvaluationReport, main: str) -> list[str]:
 
 
 def judged_text(comparisons: Sequence[Comparison]) -> list[str]:
-    """On what, at which load."""
+    """Say on what the policies were judged, and at which load."""
     settings = [one.setting for one in comparisons if one.setting is not None]
     if not settings:
         return []
     if len(settings) == 1:
         (only,) = settings
-        lines = [f"Judged {only.text}, {only.num_requests:,} requests a run."]
+        lines = [f"Judged {only.text}, {counted(only.num_requests, 'request')} a run."]
     else:
         loads = [setting.load for setting in settings if setting.load is not None]
         span = f" at {min(loads):.2g} to {max(loads):.2g} of their capacity" if loads else ""
@@ -161,5 +162,5 @@ def _basis(report: EvaluationReport) -> str:
     few = f" Fewer than {MIN_SEEDS}: intervals are too narrow." if is_few else ""
     told = f"in brackets {LEVEL * 100:.0f} % intervals.{few}"
     if report.base.num_samples < 2:
-        told = f"intervals take at least two, better {MIN_SEEDS} (--seeds)."
+        told = f"for intervals, use at least {MIN_SEEDS} seeds (--seeds) or a longer trace."
     return f"On {where}, {samples_text(report.comparisons)} that nothing was trained or selected on; {told}"

@@ -1,51 +1,54 @@
 """JSON lines about requests and events. Never a prompt, never a key.
 
 Lines are collected and written a few times a second: a system call for each would cost more than the line.
-They are encoded before that, a few at once, while they are in the processor's cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import stat
+import sys
+from functools import lru_cache
 from time import time
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
+from pointsman.router.telemetry.ended import (
+    E2E_S,
+    KIND,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    TTFT_S,
+    EndedRequests,
+    Kind,
+)
+from pointsman.router.telemetry.lines import Lines
+
 _MAX_BUFFERED = 1000
-_MAX_WRITTEN = 4096  # bytes at once, so that lines of other processes come between, not into them
-_encode_lines = msgspec.json.Encoder(enc_hook=str).encode_lines
-
-
-class RequestLine(msgspec.Struct, gc=False):
-    """How a request ended. The path comes without its query, which may carry a key."""
-
-    time: float
-    event: Literal["request"]
-    id: str
-    path: str
-    status: int
-    outcome: str
-    replica: str
-    policy: str
-    ttft_s: float | None
-    e2e_s: float
-    prompt_tokens: int
-    output_tokens: int
-    retries: int
+_MAX_PIPED = 4096  # bytes at once, so that lines of other processes come between, not into them
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class Log:
     def __init__(self, stream: TextIO, *, has_requests: bool = True) -> None:
         self._stream = stream
         self._has_requests = has_requests
+        self._max_written = sys.maxsize if _is_file(stream) else _MAX_PIPED  # a file takes all in one piece
+        self._lines = _request_lines()
         self._encoded: list[bytes] = []
         self._num_lines = 0  # in there
         self._num_lost = 0
 
-    def requests(self, lines: list[RequestLine]) -> None:
-        if self._has_requests:
-            self._add(lines)
+    def requests(self, ended: EndedRequests) -> None:
+        """A line for each: how it ended."""
+        if not self._has_requests:
+            return
+        start = f'{{"time":{microseconds(time())},"event":"request","id":"'
+        kinds = ended.kinds
+        groups = [start], ended.ids, list(map(_before, kinds)), list(map(_after, kinds))
+        self._add(self._lines.write(ended.rows, groups), len(ended))
 
     def event(self, event: str, **about: Any) -> None:
         """Something that happens seldom."""
@@ -54,11 +57,11 @@ class Log:
 
     def note(self, event: str, **about: Any) -> None:
         """Something that may happen often: it is written with the next lines."""
-        self._add([_event(event, **about)])
+        self._add(_event(event, **about), 1)
 
-    def _add(self, lines: Sequence[RequestLine | dict[str, Any]]) -> None:
-        self._encoded.append(_encode_lines(lines))
-        self._num_lines += len(lines)
+    def _add(self, encoded: bytes, num_lines: int) -> None:
+        self._encoded.append(encoded)
+        self._num_lines += num_lines
         if self._num_lines > _MAX_BUFFERED:
             self.flush()
 
@@ -68,7 +71,7 @@ class Log:
         num_lost = self._num_lost + self._num_lines
         self._num_lines = 0
         if self._num_lost:
-            encoded.insert(0, _encode_lines([_event("log lines lost", count=self._num_lost)]))
+            encoded.insert(0, _event("log lines lost", count=self._num_lost))
         try:
             self._write(b"".join(encoded))
             self._num_lost = 0
@@ -78,7 +81,7 @@ class Log:
     def _write(self, data: bytes) -> None:
         start = 0
         while start < len(data):
-            end = data.rfind(b"\n", start, start + _MAX_WRITTEN)
+            end = data.rfind(b"\n", start, start + self._max_written)
             if end < 0:  # a line that is longer
                 end = data.find(b"\n", start)
             self._stream.write(data[start : end + 1].decode())
@@ -86,8 +89,44 @@ class Log:
             start = end + 1
 
 
-def _event(event: str, **about: Any) -> dict[str, Any]:
-    return {"time": microseconds(time()), "event": event, **about}
+def _request_lines() -> Lines:
+    lines = Lines()
+    lines.shared()
+    lines.own()
+    lines.one_of(KIND)
+    lines.seconds(TTFT_S)
+    lines.text(',"e2e_s":')
+    lines.seconds(E2E_S)
+    lines.text(',"prompt_tokens":')
+    lines.integer(PROMPT_TOKENS)
+    lines.text(',"output_tokens":')
+    lines.integer(OUTPUT_TOKENS)
+    lines.one_of(KIND)
+    return lines
+
+
+def _is_file(stream: TextIO) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:  # it has none
+        return False
+
+
+def _event(event: str, **about: Any) -> bytes:
+    return _encode({"time": microseconds(time()), "event": event, **about}) + b"\n"
+
+
+@lru_cache
+def _before(kind: Kind) -> str:
+    """What stands between the id and the numbers."""
+    path, status, outcome, replica, policy, *_ = kind
+    about = {"path": path, "status": status, "outcome": outcome, "replica": replica, "policy": policy}
+    return f'",{json.dumps(about, separators=(",", ":"))[1:-1]},"ttft_s":'
+
+
+def _after(kind: Kind) -> str:
+    *_, num_retries, _ = kind
+    return f',"retries":{num_retries}}}\n'
 
 
 def microseconds(seconds: float) -> float:

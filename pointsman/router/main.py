@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from pointsman.errors import InputError
+from pointsman.plain import counted
 from pointsman.router.config import Backend, Settings
 from pointsman.router.epp.status import StatusOnly
 from pointsman.router.http.address import server_url
@@ -139,7 +140,7 @@ async def serve_forever(
         loop.add_reader(seat.parent, stopped.set)  # readable when the parent is gone
         seat.ready.touch()
     if control.admin_url is not None:
-        about = f"policy {options.policy}, {len(router.registry)} servers"
+        about = f"policy {options.policy}, {counted(len(router.registry), 'server')}"
         if options.picker is None:
             say(f"listening on {public.url(port)}/v1, {about}")
         else:

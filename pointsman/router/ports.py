@@ -68,7 +68,7 @@ def resolve(host: str, option: str) -> list[str]:
     try:
         found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        problem = f"is no address of this machine ({getattr(error, 'strerror', None) or error})"
+        problem = f"is not an address of this machine ({getattr(error, 'strerror', None) or error})"
         raise InputError(option, host, problem, "use 127.0.0.1, or 0.0.0.0 for all interfaces") from None
     return [str(entry[4][0]) for entry in found]
 

@@ -194,7 +194,7 @@ class Books:
     def prompt_length(self, prompt_tokens: int) -> int:
         """An estimated length, corrected by what the servers counted of others."""
         length = int(prompt_tokens * self.prompt_scale + 0.5)
-        return 1 if length < 1 else length if length < MAX_PROMPT else MAX_PROMPT
+        return length if 0 < length < MAX_PROMPT else max(1, min(MAX_PROMPT, length))
 
     def size_of(self, prompt_tokens: int, max_tokens: int) -> int:
         """How large a request is taken to be where small ones go first (ordering.py)."""

@@ -82,7 +82,7 @@ MIN_KV_USE = 0.02
 
 
 def typical_step_s(figures: Mapping[str, float]) -> float:
-    """By which capacities compare: 256 prompt tokens beside 64 streams, the mix of a chat."""
+    """The step by which capacities compare: 256 prompt tokens beside 64 streams, the mix of a chat."""
     return figures["step_floor_s"] + 63 * figures["decode_s_per_token"] + 256 * figures["prefill_s_per_token"]
 
 

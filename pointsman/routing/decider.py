@@ -17,7 +17,7 @@ from pointsman.compiled.random import first_state
 from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.routing import deciding
 from pointsman.routing.books import Books
-from pointsman.routing.deciding import HOLD
+from pointsman.routing.deciding import HOLD, SHADOW
 from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
 from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.heuristics import LEARNED
@@ -104,11 +104,25 @@ class Decider:
         self._record.noted = address_of(self._noted)
         self._record.overtake_s = overtake_s
         self._action = HOLD
+        self._shadow: Decider | None = None
+        self.shadow_action = HOLD  # of the last decision
         self._version = -1
         self._fit()
 
+    def take_along(self, shadow: Decider | None) -> None:
+        """Ask another policy about every request, too: `shadow_action` tells. It must be on the same books.
+
+        Both see the same, so that it is looked up once; what the shadow holds is not held.
+        """
+        if shadow is not None:
+            shadow._fit()
+        self._shadow = shadow
+        self._record.shadow = 0 if shadow is None else shadow._address
+
     def _fit(self) -> None:
         """Working memory for the replicas there are now."""
+        if self._shadow is not None:
+            self._shadow._fit()
         count = len(self.books.slots)
         self._tables = PolicyTables([self._policy], max(1, count))
         if self.spec.detour_s is not None:
@@ -121,7 +135,7 @@ class Decider:
         if self.books.shared is not None:
             self._merged = np.zeros_like(self.books.signals)
             record.merged = address_of(self._merged)
-        self._is_learned = bool(self._tables.rows[0].kind == LEARNED)
+        self.is_learned = bool(self._tables.rows[0].kind == LEARNED)
         record.router = self.books.address
         record.policy = address_of(self._tables.rows)
         self._slots = self.books.slots
@@ -142,7 +156,7 @@ class Decider:
         links = request.links
         decide = self._decide
         try:
-            action: int = decide(
+            both: int = decide(
                 self._address,
                 request.prompt_tokens,
                 bytes_at(links),
@@ -154,12 +168,19 @@ class Decider:
                 queue_size,
                 now,
             )
-            self._action = action
         finally:
             for row in closed:
                 record_accepting(self.books.address, row, 1)
+        slots = self._slots
+        if self._shadow is None:
+            action = both
+        else:
+            other = (both + 1) // SHADOW  # the policy's is BROKEN or more
+            action = both - other * SHADOW
+            self.shadow_action = slots[other - 1] + 1 if other > 0 else other
+        self._action = action
         if action > 0:
-            return self._slots[action - 1] + 1
+            return slots[action - 1] + 1
         if action < 0:
             raise PolicyError(f"policy {self.name}: its logits are not finite")
         request.hold_until = float(self._record.ask.hold_until)
@@ -224,7 +245,7 @@ class Decider:
             "replica": None if self._action == HOLD else replicas[self._action - 1]["name"],
             "replicas": replicas,
         }
-        if self._is_learned:
+        if self.is_learned:
             logits = array_at(row.logits, np.float32, count + 1)
             legal = array_at(row.legal, np.uint8, count + 1)
             entities = array_at(row.entities, np.float32, count * NUM_ENTITY_FEATURES).reshape(count, -1)

@@ -23,7 +23,7 @@ from pointsman.routing.heuristics import LEARNED, decide_by_rule
 from pointsman.routing.legality import keeps_holding, prepare
 from pointsman.routing.noting import note
 from pointsman.routing.observation import observe, slowdown_of, usual_excess
-from pointsman.routing.records import ASK, MEMORY, policy_at, router_at
+from pointsman.routing.records import ASK, MEMORY, NEVER, policy_at, router_at
 from pointsman.routing.sharing import merge_books
 from pointsman.routing.signals import (
     ACCEPTING,
@@ -42,6 +42,7 @@ entry_point = partial(jit.entry_point, keeps_gil=True)
 
 HOLD = 0
 BROKEN = -1  # the policy's numbers are no numbers
+SHADOW = 1 << 20  # more than there are actions; Python is slower with numbers from 2^30 on
 
 # A replica that is slower than calibrated stands out only where its steps are long enough to be measured.
 MIN_SLOW_STEP_S = 0.005
@@ -57,6 +58,7 @@ DECIDER = np.dtype(
         ("overtake_s", "f8"),
         ("merged", "i8"),  # [NUM_SIGNALS, R] f8, to add them up in
         ("noted", "i8"),  # [NUM_NOTED] f8: what the reason of the last decision is made of
+        ("shadow", "i8"),  # [1] DECIDER that is asked the same on the same books; 0: none
     ],
     align=True,
 )
@@ -196,7 +198,8 @@ def place(
 def decide(
     deciders, prompt_tokens, links, num_links, session, max_tokens, arrived_at, hold_until, queue_size, now
 ):
-    """The policy's action for a request, 0 if no replica accepts any; BROKEN if the policy is.
+    """The policy's action for a request, 0 if no replica accepts any; BROKEN if the policy is. And, SHADOW
+    times as large, that of its shadow.
 
     deciders and links are addresses, as everywhere here. A hold leaves `hold_until` in the decider's `ask`.
     """
@@ -236,7 +239,21 @@ def decide(
     action = decide_or_hold(router, decider.memory, policy, decider.ask, now)
     if action != BROKEN:
         note(router, decider.memory, policy, decider.ask, action, decider.noted)
+    if decider.shadow != 0:
+        action += SHADOW * decide_in_shadow(router, decider_at(decider.shadow, 0), decider.ask, now)
     router.signals = own_signals
+    return action
+
+
+@kernel
+def decide_in_shadow(router, decider, ask, now):
+    """What a policy would do with a request that is prepared and has not been held by it."""
+    policy = policy_at(decider.policy, 0)
+    require_room(router, decider.memory, policy)
+    hold_until = ask.hold_until
+    ask.hold_until = NEVER
+    action = decide_or_hold(router, decider.memory, policy, ask, now)
+    ask.hold_until = hold_until
     return action
 
 

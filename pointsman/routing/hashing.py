@@ -100,30 +100,6 @@ def hash_text(text, num_bytes, total_bytes, block_bytes, first_mark, second_mark
     return num_links
 
 
-@entry_point
-def hash_blocks(links, counts, hashes, num_links, num_lines, max_lines, block_bytes, low, high):
-    """Hashes of the links that end a block, below 2^53 as JSON readers want it; -> how many.
-
-    Arrays come by address. links: [num_links], those of all lines; counts: [2, max_lines], how many links a
-    line has and how many hashes it may get, in place of which stands afterwards how many it got; hashes:
-    [num_links]; low, high: the key.
-    """
-    counts = long_list(counts, 2 * max_lines)
-    hashes = long_list(hashes, num_links)
-    first = num_hashes = 0
-    for line in range(num_lines):
-        most, count = counts[max_lines + line], 0
-        for n in range(first, first + counts[line]):
-            link = link_at(links, n)
-            if link.end % block_bytes == 0 and count < most:
-                hashes[num_hashes + count] = siphash(link.key, low, high) >> word(11)
-                count += 1
-        first += counts[line]
-        num_hashes += count
-        counts[max_lines + line] = count
-    return num_hashes
-
-
 @kernel
 def siphash(message, low, high):
     """SipHash-2-4 of one word: nobody can compute it who has not the two words of the key."""

@@ -77,7 +77,7 @@ class PolicySpec(Spec):
         default=None,
         ge=0,
         description="learned: a request goes where its first token is due at most so much later than at the "
-        "soonest [s]; the less, the shorter the tail and the longer the mean; absent = anywhere",
+        "soonest [s]; the less, the shorter the tail and the longer the mean; absent = as it was trained",
     )
 
     @model_validator(mode="before")
@@ -154,7 +154,8 @@ class PolicyTables:
                 self._fill_learned(row, policy, max_replicas)
             elif policy.checkpoint is not None:
                 self._fill_learned(row, self._load(policy.checkpoint), max_replicas)
-                row.detour_s = np.inf if policy.detour_s is None else policy.detour_s
+                if policy.detour_s is not None:
+                    row.detour_s = policy.detour_s
             else:
                 self._fill_heuristic(row, policy)
 
@@ -168,7 +169,7 @@ class PolicyTables:
         row.reads_derived = spec.kind == "gathering"  # the share of time that prompts take
         row.kv_limit = spec.kv_limit
         row.prefill_limit = spec.prefill_limit_tokens
-        row.stream_limit = spec.stream_limit or np.inf
+        row.stream_limit = limit_of(spec.stream_limit)
         parameters = np.zeros(heuristics.MAX_PARAMETERS)
         row.parameters = self.rows.hold(parameters)
         for number, one in enumerate(HEURISTICS[spec.kind].parameters):
@@ -195,7 +196,8 @@ class PolicyTables:
         row.hold_s = room.get("recheck_s", 1.0)
         row.kv_limit = room.get("kv_limit", 0.95)
         row.prefill_limit = room.get("prefill_limit_tokens", 2048.0)
-        row.stream_limit = room.get("stream_limit") or np.inf
+        row.stream_limit = limit_of(room.get("stream_limit"))
+        row.detour_s = limit_of(checkpoint.metadata.get("detour_s"))
         slo = checkpoint.metadata.get("slo", {})
         row.ttft_limit_s = slo.get("ttft_s", TTFT_LIMIT_S)
         row.step_limit_s = slo.get("tpot_s", STEP_LIMIT_S)
@@ -207,6 +209,17 @@ class PolicyTables:
         row.logits = self.rows.hold(np.zeros(max_replicas + 1, np.float32))
         row.scratch = self.rows.hold(np.zeros(scratch_size(network.rows[0], max_replicas), np.float32))
         row.state = self.rows.hold(np.zeros(int(network.rows[0].width), np.float32))
+
+
+def rules_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What its metadata say of how it decides, and what holds as well for whoever learns on from it."""
+    names = ("hold", "detour_s", "slo")
+    return {name: checkpoint.metadata[name] for name in names if name in checkpoint.metadata}
+
+
+def limit_of(value: float | None) -> float:
+    """Where None stands for no limit."""
+    return np.inf if value is None else value
 
 
 def lacking(policy: PolicySpec) -> list[str]:

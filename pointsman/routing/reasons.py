@@ -73,7 +73,7 @@ class Reason(NamedTuple):
 
     @property
     def other(self) -> str | None:
-        """Whom it would have been else."""
+        """The server that it would have been otherwise."""
         column = int(np.frombuffer(self.noted)[2])
         return self.servers[column] if column != NOBODY else None
 
@@ -83,35 +83,35 @@ class Reason(NamedTuple):
         one, two = About(*figures[:NUM_ABOUT]), About(*figures[NUM_ABOUT:])
         if chosen is None:
             if other is None:
-                return f"{policy} holds it: no server accepts requests."
+                return f"{policy} holds the request: no server accepts requests."
             least = f"the least busy of {len(self.servers)}, {short(other)}, has {_load(two)}"
-            return f"{policy} holds it until a server has room: {least}."
-        sent = f"{policy} sent it to {short(chosen)}"
+            return f"{policy} holds the request until a server has room: {least}."
+        sent = f"{policy} sent the request to {short(chosen)}"
         if num_takers <= 1:
             return f"{sent}, the only one of {len(self.servers)} that may take it: {_load(one)}."
         if other is None:
-            how = HOW_WITHOUT_COMPARING.get(int(kind), f"the only one of {num_takers:.0f} with room for it")
+            how = HOW_WITHOUT_COMPARING.get(int(kind), f"the only one of {num_takers:.0f} with room")
             return f"{sent}, {how}: {_load(one)}."
         rather = f"{sent} rather than {short(other)}, the next best of {num_takers:.0f}"
         if one.score >= two.score:
-            return f"{rather}: they are equal to it, with {_load(one)}."
+            return f"{rather}: both score the same, and {short(chosen)} has {_load(one)}."
         gains, losses = _compare(one, two)
         although = f", although it has {_listed(losses)}" if losses else ""
-        return f"{rather}: {_because(int(kind), one, two, gains)}{although}."
+        return f"{rather}: {_because(int(kind), short(chosen), one, two, gains)}{although}."
 
 
-def _because(kind: int, one: About, two: About, gains: list[str]) -> str:
-    """What speaks for the first: what the policy goes by, if that has a name, then all the rest."""
+def _because(kind: int, chosen: str, one: About, two: About, gains: list[str]) -> str:
+    """What speaks for the chosen one: what the policy goes by, if that has a name, then all the rest."""
     if kind in GOES_BY:
         better, write = GOES_BY[kind]
         first = _better(better, one.score, two.score, write)
-        return f"it has {_listed([first, *(gain for gain in gains if gain != first)])}"
+        return f"{chosen} has {_listed([first, *(gain for gain in gains if gain != first)])}"
     if gains:
-        return f"it has {_listed(gains)}"
+        return f"{chosen} has {_listed(gains)}"
     if kind == LEARNED:
         times = math.exp(min(two.score - one.score, 99.0))
-        return "the network prefers it " + (f"{times:.2g} to 1" if times < 99.5 else "clearly")
-    return "it has the better score by the policy's rule"
+        return f"the network prefers {chosen} " + (f"{times:.2g} to 1" if times < 99.5 else "clearly")
+    return f"{chosen} has the better score by the policy's rule"
 
 
 def short(name: str) -> str:
@@ -130,13 +130,13 @@ def _load(about: About) -> str:
 
 
 def _compare(one: About, two: About) -> tuple[list[str], list[str]]:
-    """In what the first is better, and in what the second."""
+    """What speaks for the first server, and what for the second."""
     gains: list[str] = []
     losses: list[str] = []
     for mine, yours, least, better, worse, write in (
         (one.outstanding, two.outstanding, 0.5, FEWER_REQUESTS, "more requests", _count),
         (one.backlog_s, two.backlog_s, 0.002, "less prompt work ahead", "more prompt work ahead", _time),
-        (one.uncached, two.uncached, 0.02, "more of it cached", "less of it cached", _rest),
+        (one.uncached, two.uncached, 0.02, "more of the prompt cached", "less of the prompt cached", _rest),
         (one.step_s, two.step_s, 0.0005, "shorter steps", "longer steps", _time),
         (one.kv_use, two.kv_use, 0.02, "emptier memory", "fuller memory", "{:.0%}".format),
         (*_both_known(one.ttft_s, two.ttft_s), 0.005, "quicker first tokens", "slower first tokens", _time),
@@ -184,8 +184,8 @@ HOW_WITHOUT_COMPARING = {
     ROUND_ROBIN: "whose turn it was",
     WEIGHTED_ROUND_ROBIN: "whose turn it was",
     POWER_OF_TWO: "the less busy of two drawn at random",
-    SESSION_AFFINITY: "where its session stays",
-    PREFIX_HASH: "where prompts that begin like it stay",
+    SESSION_AFFINITY: "where its session belongs",
+    PREFIX_HASH: "where prompts with this beginning go",
 }
 # What the score of a policy means to people, and how it is written.
 GOES_BY: dict[int, tuple[str, Callable[[float], str]]] = {
@@ -196,8 +196,8 @@ GOES_BY: dict[int, tuple[str, Callable[[float], str]]] = {
     VIDUR_LOR: ("a shorter queue", _count),
     LEAST_TOKENS: ("fewer tokens", _count),
     LEAST_WORK: ("less work ahead", _time),
-    LEAST_DELAY: ("less waiting for it and the rest", _time),
-    LATE_BINDING: ("less waiting for it and the rest", _time),
-    GATHERING: ("less waiting for it and the rest", _time),
+    LEAST_DELAY: ("less waiting for all requests", _time),
+    LATE_BINDING: ("less waiting for all requests", _time),
+    GATHERING: ("less waiting for all requests", _time),
     LEAST_KV: ("emptier memory by its last report", "{:.1%}".format),
 }

@@ -21,9 +21,9 @@ LEARNED = "learned"
 DEFAULT, DEFAULT_MEAN = "default", "default-mean"
 # Trained policies that come with the package, and where they send a request.
 SHIPPED = {
-    DEFAULT: "where the trained policy of this package says; it may hold the request instead",
-    DEFAULT_MEAN: "the same, trained for the shortest mean: long prompts wait, for each other; "
-    "default-mean:0.3s: at most so much longer than they must",
+    DEFAULT: "where the trained policy of this package prefers; it may hold the request instead",
+    DEFAULT_MEAN: "the same, trained for the shortest mean: long prompts wait for each other; with "
+    "default-mean:0.3s, their first token comes at most 0.3 s later than it could",
 }
 DEFAULT_CHECKPOINT = Path(__file__).parent / f"{DEFAULT}.safetensors"
 BEST = Path("checkpoints") / "best.safetensors"
@@ -40,16 +40,16 @@ def look_up(text: str, heuristics: Sequence[str]) -> dict[str, Any]:
         shipped = DEFAULT_CHECKPOINT.with_name(f"{text}.safetensors")
         if not shipped.exists():
             problem = "this version comes without this trained policy"
-            raise InputError("policy.kind", text, problem, "train one: `pointsman train`")
+            raise InputError("policy", text, problem, "train one: `pointsman train`")
         return {"kind": LEARNED, "name": text, "checkpoint": shipped}
     path = Path(text).expanduser()
     if not text or not (is_path(text) or path.exists()):
         near = difflib.get_close_matches(text, (*heuristics, *SHIPPED), n=1)
         known = f"known: {', '.join((*heuristics, *SHIPPED))}; or give a path"
         remedy = f"did you mean {near[0]!r}?" if near else known
-        raise InputError("policy.kind", text, "unknown policy", remedy)
+        raise InputError("policy", text, "unknown policy", remedy)
     if not path.exists():
-        raise InputError("policy.kind", text, "no such file", "check the path")
+        raise InputError("policy", text, "no such file", "check the path")
     if path.suffix in _YAML:
         fields = _read_policy(path, heuristics)
     else:
@@ -61,14 +61,14 @@ def _with_detour(policy: str, seconds: str, heuristics: Sequence[str]) -> dict[s
     fields = {} if policy in heuristics else look_up(policy, heuristics)
     if "checkpoint" not in fields:
         problem = "only a trained policy is told how late a first token may be"
-        raise InputError("policy.kind", f"{policy}:{seconds}", problem, f"leave out :{seconds}")
+        raise InputError("policy", f"{policy}:{seconds}", problem, f"leave out :{seconds}")
     try:
         detour_s = float(seconds.removesuffix("s"))
     except ValueError:
         detour_s = -1.0
     if not 0.0 <= detour_s < math.inf:
-        problem = f"{seconds} is no time"
-        raise InputError("policy.kind", f"{policy}:{seconds}", problem, f"for example {policy}:0.3s")
+        problem = f"{seconds} is not a time"
+        raise InputError("policy", f"{policy}:{seconds}", problem, f"for example {policy}:0.3s")
     return fields | {"detour_s": detour_s, "name": f"{fields['name']}:{seconds}"}
 
 
@@ -94,7 +94,7 @@ def _checkpoint(path: Path) -> Path:
     if path.is_dir():
         if not (path / BEST).exists():
             remedy = f"name a run of `pointsman train`, which has {BEST}, or a file"
-            raise InputError("policy.kind", str(path), "no checkpoint in this directory", remedy)
+            raise InputError("policy", str(path), "no checkpoint in this directory", remedy)
         path = path / BEST
     return path.resolve()
 
@@ -103,7 +103,7 @@ def _read_policy(path: Path, heuristics: Sequence[str]) -> dict[str, Any]:
     try:
         data = read_yaml(path, "policy")
     except InputError as error:
-        raise InputError("policy.kind", str(path), error.problem, error.remedy) from None
+        raise InputError("policy", str(path), error.problem, error.remedy) from None
     fields = data.get("policy")
     unknown = [key for key in data if key not in ("policy", "made")]
     if unknown or not isinstance(fields, Mapping) or "kind" not in fields:

@@ -85,10 +85,11 @@ class Buffers:
             self.lifetime_s[t] = step.lifetime_s
         self.is_illegal[t] = False if step.is_illegal is None else step.is_illegal
         self.is_start[t + 1] = step.terminated | step.truncated
-        for name, values in step.terms.items():
-            self.terms.setdefault(name, np.zeros_like(self.rewards))[t] = values
-        for name, values in step.tails.items():
-            self.tails.setdefault(name, np.zeros_like(self.rewards))[t] = values
+        for kept, named in ((self.terms, step.terms), (self.tails, step.tails)):
+            for name, values in named.items():
+                if name not in kept:
+                    kept[name] = np.zeros_like(self.rewards)
+                kept[name][t] = values
         self.episodes.extend(step.episodes)
         envs = np.flatnonzero(step.truncated & ~step.terminated)
         if len(envs):

@@ -19,7 +19,7 @@ class EnvRecording(NamedTuple):
     seed: int
     difficulty: dict[str, Any]  # before the reset
     changes: list[tuple[int, dict[str, Any]]]  # of the difficulty since: (steps done, what was set)
-    actions: list[NDArray[np.int16]]  # [N] each
+    actions: list[NDArray[np.int16]]  # [steps, N] each
     asked: list[tuple[int, int]]  # (steps done, teacher)
 
 
@@ -32,25 +32,40 @@ class RecordedEnv:
     def __init__(self, env: EntityEnv) -> None:
         self.env = env
         self.difficulty: dict[str, Any] = {}  # as set last
-        self.recording = EnvRecording(0, {}, [], [], [])
+        self._forget(0)
+
+    def _forget(self, seed: int) -> None:
+        self._recording = EnvRecording(seed, dict(self.difficulty), [], [], [])
+        self._rows: list[NDArray[np.int16]] = []  # actions [N] that are not yet in the recording
+        self._num_steps = 0
+
+    @property
+    def recording(self) -> EnvRecording:
+        """As it is now. It is asked for after every update, and makes a block of the actions since then:
+        to put all rows together each time would take ten milliseconds in the end."""
+        if self._rows:
+            self._recording.actions.append(np.stack(self._rows))
+            self._rows = []
+        return self._recording
 
     def restart(self, seed: int) -> None:
         """Start all environments anew, and the recording with them."""
         self.observation = self.env.reset(seed)
         self.is_start = np.ones(self.env.num_envs, np.bool_)
-        self.recording = EnvRecording(seed, dict(self.difficulty), [], [], [])
+        self._forget(seed)
 
     def set_difficulty(self, difficulty: dict[str, Any]) -> None:
         self.difficulty = difficulty
         self.env.set_difficulty(difficulty)
-        self.recording.changes.append((len(self.recording.actions), difficulty))
+        self._recording.changes.append((self._num_steps, difficulty))
 
     def advise(self, teacher: int) -> NDArray[np.int64]:
-        self.recording.asked.append((len(self.recording.actions), teacher))
+        self._recording.asked.append((self._num_steps, teacher))
         return self.env.advise(teacher)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        self.recording.actions.append(actions.astype(np.int16))
+        self._rows.append(actions.astype(np.int16))
+        self._num_steps += 1
         step = self.env.step(actions)
         self.observation, self.is_start = step.observation, step.terminated | step.truncated
         return step
@@ -61,7 +76,7 @@ class RecordedEnv:
             self.set_difficulty(recording.difficulty)
         self.restart(recording.seed)
         changes, asked = dict(recording.changes), deque(recording.asked)
-        for step, actions in enumerate(recording.actions):
+        for step, actions in enumerate(row for block in recording.actions for row in block):
             if step in changes:
                 self.set_difficulty(changes[step])
             while asked and asked[0][0] == step:

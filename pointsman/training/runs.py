@@ -119,7 +119,9 @@ def resume(
     """Go on from the last checkpoint; the result is that of an uninterrupted run. It may be made longer."""
     folder = folder.expanduser()
     if not (folder / "config.yaml").is_file():
-        raise InputError("--resume", str(folder), "is no run directory", "name one that `train --out` made")
+        raise InputError(
+            "--resume", str(folder), "is not a run directory", "name one that `train --out` made"
+        )
     config = load_train_config(folder / "config.yaml")
     if minutes is not None or steps is not None:
         longer = config.run.model_copy(update={"minutes": minutes, "steps": steps})

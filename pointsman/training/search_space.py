@@ -93,7 +93,7 @@ def parse_search(text: str) -> SearchKey:
     try:
         found = yaml.safe_load(f"[{values}]")
     except yaml.YAMLError:
-        raise InputError(f"--search {key}", values, "is no list of YAML values", EXAMPLES) from None
+        raise InputError(f"--search {key}", values, "is not a list of YAML values", EXAMPLES) from None
     found = [float(one) if isinstance(one, str) and _WITHOUT_POINT.fullmatch(one) else one for one in found]
     unique = [one for index, one in enumerate(found) if one not in found[:index]]
     if len(unique) < 2:
@@ -105,7 +105,7 @@ def _range(key: str, low: str, high: str) -> Range:
     try:
         ends = float(low), float(high)
     except ValueError:
-        raise InputError(f"--search {key}", f"{low}..{high}", "are no numbers", EXAMPLES) from None
+        raise InputError(f"--search {key}", f"{low}..{high}", "are not numbers", EXAMPLES) from None
     if not (all(map(math.isfinite, ends)) and ends[0] < ends[1]):
         problem = "does not go from a lower to a higher number"
         raise InputError(f"--search {key}", f"{low}..{high}", problem, EXAMPLES)
@@ -127,7 +127,7 @@ def draw_values(keys: Sequence[SearchKey], count: int, seed: int) -> list[dict[s
 
 
 def as_overrides(values: dict[str, Any]) -> list[str]:
-    """As `--set` takes them."""
+    """The values as `--set` takes them."""
     return [f"{key}={plain_value(value)}" for key, value in values.items()]
 
 

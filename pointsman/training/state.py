@@ -50,7 +50,7 @@ def save(trainer: Trainer) -> TrainerState:
     }
     if trainer.num_updates % trainer.config.run.checkpoint_every:  # else environments start anew
         recording = trainer.env.recording
-        mine = {"actions": np.stack(recording.actions)}
+        mine = {"actions": np.concatenate(recording.actions)}
         if trainer.state is not None and trainer.reference_state is not None:
             mine |= {"state": trainer.state.numpy(), "reference_state": trainer.reference_state.numpy()}
         parts = trainer.ranks.gather_first((recording._replace(actions=[]), mine))
@@ -90,7 +90,7 @@ def restore(trainer: Trainer, state: TrainerState) -> None:
     if "recordings" in values:
         mine = _under(arrays, f"rank{trainer.ranks.rank}/")
         recording = EnvRecording(*values["recordings"][trainer.ranks.rank])
-        trainer.env.play(recording._replace(actions=list(mine["actions"].numpy())))
+        trainer.env.play(recording._replace(actions=[mine["actions"].numpy()]))
         trainer.state, trainer.reference_state = mine.get("state"), mine.get("reference_state")
     elif values["difficulty"]:
         trainer.env.set_difficulty(values["difficulty"])

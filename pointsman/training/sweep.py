@@ -3,7 +3,7 @@
 A worker (workers/, local or on Ray) trains one trial at a time, in a run directory of its own, and says after
 each update how it goes; the answer is whether to go on. At a quarter and at half of its length a trial ends
 if its best score so far is below the median of what the others had reached there: successive halving without
-waiting for each other, as asynchronous workers need it. Trial 0 is the configuration as it is, and always
+waiting for each other, as asynchronous workers need it. Trial 0 is the unchanged configuration, and always
 trains to its end: what the winner gains is measured against it.
 
 sweep.json        what was asked for, and every trial with its evaluations; written after each of them
@@ -20,8 +20,9 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
+from socket import socket
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
@@ -55,7 +56,7 @@ class Evaluation(NamedTuple):
 @dataclass
 class Trial:
     number: int
-    values: dict[str, Any]  # of the keys that are searched; none: the configuration as it is
+    values: dict[str, Any]  # of the keys that are searched; none: the unchanged configuration
     status: str = WAITING
     fraction_done: float = 0.0
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -106,7 +107,7 @@ def read_trials(folder: Path, plan: Mapping[str, Any], values: Sequence[dict[str
     path = folder / FILE
     if not path.exists():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError("--out", str(folder), "exists and is no sweep", "name another directory")
+            raise InputError("--out", str(folder), "exists and is not a sweep", "name another directory")
         return trials
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -165,7 +166,7 @@ class Sweep:
     ) -> None:
         self.trials, self.folder = trials, folder
         self._config_of, self._plan, self._stop, self._show = config_of, plan, stop, show
-        self._busy: dict[Connection, tuple[LaunchedWorker, Trial]] = {}
+        self._busy: dict[socket, tuple[LaunchedWorker, Trial]] = {}
 
     def run(self, launcher: Launcher, num_workers: int, command: str = "") -> None:
         """Until all trials are over, or the switch is pressed."""
@@ -182,7 +183,7 @@ class Sweep:
                 if self._stop.is_pressed:
                     self._drop_beginners()
                 for link in wait(list(self._busy), LOOK_S):
-                    assert isinstance(link, Connection)
+                    assert isinstance(link, socket)
                     worker, trial = self._busy[link]
                     try:
                         if self._hear(worker, trial):

@@ -46,7 +46,7 @@ from pointsman.training.recorded import RecordedEnv
 from pointsman.training.safety import Alert, Monitor, SafetyError
 from pointsman.training.state import TrainerState, restore, save
 from pointsman.training.stopping import CutError
-from pointsman.training.warm_start import Teachers, take_over, warm_start
+from pointsman.training.warm_start import Teachers, find_policy, take_over, warm_start
 from pointsman.workers.peers import LostWorkerError, WorkerError
 
 NUM_RECENT = 100  # episodes whose mean return a row shows: many updates end none
@@ -64,6 +64,8 @@ class Trainer:
         num_envs = run.num_envs // ranks.size
         self.env = RecordedEnv(make_env(config.env, num_envs))
         space = self.env.env.space
+        if config.run.start_from is not None:  # before its network is built, which may ask for other features
+            find_policy(config.run.start_from).require_space(space, "run.start_from")
         self.network = build_network(config.network, space, self._seed(WEIGHTS, 0, rank=0))
         self.runner = make_pass(self.network)
         self.optimizer = Adam(self.network, config.ppo.adam_eps)

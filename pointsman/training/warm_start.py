@@ -53,7 +53,7 @@ EARNED = {
 
 
 class ActorShares(Spec):
-    """Who acts while decisions are labelled; in these proportions."""
+    """Who acts while decisions are labelled, and in which proportions."""
 
     student: float = Field(default=0.5, ge=0)
     teacher: float = Field(default=0.3, ge=0)
@@ -84,7 +84,7 @@ class WarmStartSpec(Spec):
 
 
 class Teachers:
-    """Whom to imitate in which group: weights [G, K], each row summing to 1."""
+    """Which teachers to imitate in which group: weights [G, K], each row summing to 1."""
 
     def __init__(self, weights: ArrayLike = ((),)) -> None:
         self.weights = np.asarray(weights, np.float64)
@@ -110,7 +110,7 @@ def choose_teachers(env: EntityEnv, spec: WarmStartSpec, seed: int, ranks: Ranks
     unknown = [name for name in spec.teachers if name not in names]
     if unknown:
         remedy = f"env.teachers has: {', '.join(names)}"
-        raise InputError("warm_start.teachers", unknown[0], "is no teacher of the environment", remedy)
+        raise InputError("warm_start.teachers", unknown[0], "is not a teacher of the environment", remedy)
     if not names:
         raise InputError(
             "env.teachers", names, "nobody to imitate", "name a heuristic, or switch warm_start off"
@@ -233,9 +233,7 @@ def find_policy(policy: str, where: str = "run.start_from") -> Checkpoint:
 
 def take_over(network: PolicyNetwork, policy: str) -> None:
     """Make the network this policy, critic and scales included."""
-    checkpoint = find_policy(policy)
-    checkpoint.require_space(network.space, "run.start_from")
-    checkpoint = checkpoint.widened(network.space)
+    checkpoint = find_policy(policy).widened(network.space)
     arrays = {name: torch.from_numpy(array) for name, array in checkpoint.arrays.items()}
     mine = {name: tensor.shape for name, tensor in network.state_dict().items()}
     if checkpoint.network.kind != network.spec.kind or mine != {k: v.shape for k, v in arrays.items()}:
@@ -275,8 +273,8 @@ def doubt(metrics: Mapping[str, float]) -> str | None:
         return None
     figures = ", ".join(f"{what} {metrics[name]:.3g}" for name, what in EARNED.items() if name in metrics)
     return (
-        f"the clone is near-uniform (entropy {metrics['clone_entropy_frac']:.2f} of the most): it does as "
-        "its teacher in what it draws; its arg-max, which evaluations take, follows slight preferences "
+        f"the clone is near-uniform (entropy {metrics['clone_entropy_frac']:.2f} of the maximum): sampling "
+        "from it imitates its teacher, but its arg-max, which evaluations use, follows slight preferences "
         f"(reward per second: {figures})"
     )
 

@@ -1,7 +1,8 @@
-"""Workers that are called like functions, from as many threads as there are workers."""
+"""Workers that are called like functions, from several threads."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -23,19 +24,26 @@ class WorkerPool:
         self._is_closed = False
 
     def call(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """`work(peer, *arguments)` in one of the workers; another one does it again if that one is lost."""
+        """`work(peer, *arguments)` in one of the workers; another one does it again if that one is lost.
+
+        A worker is free again as soon as it has answered. With one thread more than there are workers, none
+        of them waits for what is pickled here.
+        """
+        message = pickle.dumps((work, arguments))
         for tries_left in reversed(range(MAX_TRIES)):
             worker = self._free.get()
             try:
-                worker.peer.send((work, arguments))
-                return worker.peer.receive()
+                peer = worker.peer
+                peer.send_pickled(message)
+                answer = peer.receive_pickled()
+                break
             except LostWorkerError:
                 if self._is_closed or tries_left == 0:
                     raise
                 worker = self._replaced(worker)
             finally:
                 self._free.put(worker)
-        raise AssertionError
+        return peer.unpickled(answer)
 
     def _replaced(self, worker: LaunchedWorker) -> LaunchedWorker:
         worker.end()

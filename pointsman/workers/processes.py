@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 import multiprocessing
 import signal
+import socket
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
 from typing import Protocol
 
 from pointsman.workers.peers import LinkedProcess, LostWorkerError
+
+BUFFER_BYTES = 1 << 20  # of a link; the system may allow less
 
 
 class LaunchedWorker(Protocol):
@@ -42,10 +44,13 @@ def launched(launcher: Launcher, count: int) -> Iterator[list[LinkedProcess]]:
             worker.end()
 
 
-def serve(link: Connection) -> None:
-    """Do `work(peer, *arguments)` for every (work, arguments) that comes, and send back what it returns."""
+def serve(link: socket.socket) -> None:
+    """Do `work(peer, *arguments)` for every (work, arguments) that comes, and send back what it returns.
+
+    Until the other end is gone; then the link is closed here, too.
+    """
     peer = LinkedProcess(link, "the process that the workers work for", patience_s=math.inf)
-    with suppress(LostWorkerError):
+    with link, suppress(LostWorkerError):
         while True:
             try:
                 work, arguments = peer.receive()
@@ -67,10 +72,12 @@ class LocalProcesses:
 class LocalWorker:
     def __init__(self, number: int) -> None:
         context = multiprocessing.get_context("spawn")
-        mine, theirs = context.Pipe()
+        mine, theirs = socket.socketpair()
+        for end in (mine, theirs):  # room for a message: who sends gradients need not wait for the reader
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         self._process = context.Process(target=_serve_here, args=(theirs,), daemon=True)
         self._process.start()
-        theirs.close()  # or the pipe of a dead worker would stay open, and we would wait for it
+        theirs.close()  # or the link of a dead worker would stay open, and we would wait for it
         self.peer = LinkedProcess(mine, f"worker {number}")
 
     def end(self) -> None:
@@ -79,7 +86,7 @@ class LocalWorker:
         self.peer.link.close()
 
 
-def _serve_here(link: Connection) -> None:
+def _serve_here(link: socket.socket) -> None:
     """Ctrl-C reaches all processes of a terminal at once; when to stop is for the first of them to say."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

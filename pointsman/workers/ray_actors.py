@@ -77,7 +77,8 @@ class RayWorker:
             ended, _ = ray.wait([serving], timeout=0)
             return not ended
 
-        self.peer = LinkedProcess(_watched(Client(address, authkey=key)), f"worker {number}", is_alive)
+        with Client(address, authkey=key) as link:
+            self.peer = LinkedProcess(_watched(link), f"worker {number}", is_alive)
 
     def end(self) -> None:
         ray.kill(self._actor)
@@ -95,15 +96,16 @@ class _Actor:
 
     def serve(self) -> None:
         with self._listener.accept() as link:
-            serve(_watched(link))
+            watched = _watched(link)
+        serve(watched)
 
 
-def _watched(link: Connection) -> Connection:
-    """Small messages leave at once, and the end of the other machine is noticed."""
-    with socket.socket(fileno=os.dup(link.fileno())) as one:
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_EVERY_S)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, NUM_ASKED)
-    return link
+def _watched(link: Connection) -> socket.socket:
+    """Its socket: small messages leave at once, and the end of the other machine is noticed."""
+    watched = socket.socket(fileno=os.dup(link.fileno()))
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    watched.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S)
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_EVERY_S)
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, NUM_ASKED)
+    return watched

@@ -99,6 +99,9 @@ def choose_columns(
         if column is not None:
             found[field] = column
     missing = {field: what for field, what in required.items() if field not in found}
+    if missing and all(column[:1].isdigit() for column in source.columns):
+        remedy = f"put a line with the names before it: {','.join(required)}"
+        raise InputError("trace file", str(source.path), "its first line has numbers, no names", remedy)
     if missing:
         problem = f"no known column for {' and '.join(missing.values())} among {_listed(source.columns)}"
         mapped = ", ".join(f"{field}: NAME" for field in missing)

@@ -142,7 +142,7 @@ def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: 
     first_s, last_s = float(trace.arrived_at[0]), float(trace.arrived_at[-1])
     reading = TraceReading(
         path=file.path,
-        content="requests",
+        content="request",
         num_rows=len(trace),
         span_s=last_s - first_s,
         columns=columns,

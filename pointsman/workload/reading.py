@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from pointsman.plain import counted
+
 _log = logging.getLogger(__name__)
 
 
@@ -13,7 +15,7 @@ class TraceReading:
     """`time_format`: dates, Unix time in some unit, or a unit alone, since a start that the file knows."""
 
     path: str
-    content: str  # requests or jobs
+    content: str  # request or job
     num_rows: int
     span_s: float  # from the first to the last
     columns: dict[str, str]  # by what they hold
@@ -27,7 +29,7 @@ class TraceReading:
         _log.info("%s", self)
 
     def __str__(self) -> str:
-        parts = [f"{self.path}: {self.num_rows:,} {self.content} in {self.span_s:,.6g} s"]
+        parts = [f"{self.path}: {counted(self.num_rows, self.content)} in {self.span_s:,.6g} s"]
         if self.span_s > 0:
             parts[0] += f" ({self.num_rows / self.span_s:.3g}/s)"
         parts.append(f"times in {self.time_column!r} read as {self.time_format}")

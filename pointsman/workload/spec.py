@@ -156,7 +156,7 @@ class TraceReplay(TraceFile):
         first, last = self.part
         if not 0 <= first < last <= 1:
             remedy = "give two shares in order, for example [0.8, 1]"
-            raise InputError("workload.trace.part", list(self.part), "is no part of a trace", remedy)
+            raise InputError("workload.trace.part", list(self.part), "is not a part of a trace", remedy)
         return self
 
 

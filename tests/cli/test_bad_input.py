@@ -87,7 +87,7 @@ def test_prompt_larger_than_kv_memory(cli: Cli, tmp_path: Path) -> None:
         ("cluster.scheduler.chunksize=5", ("cluster.scheduler.chunksize = 5", "'chunk_size'")),
         ("cluster.signals.orakle=true", ("cluster.signals.orakle", "'oracle'")),
         ("cluster.scheduler.kind=sarathy", ("cluster.scheduler.kind = 'sarathy'", "'sarathi'")),
-        ("policy.kind=least-wrok", ("policy.kind = 'least-wrok'", "least-work")),
+        ("policy.kind=least-wrok", ("policy = 'least-wrok'", "least-work")),
         ("cluster.device=H-100", ("'H-100'", "H100")),
         ("cluster.tensor_parallel=3", ("tensor_parallel = 3", "32 attention heads", "use one of")),
         ("cluster.scheduler.pipeline_stages=40", ("= 40", "32 layers")),
@@ -98,9 +98,16 @@ def test_prompt_larger_than_kv_memory(cli: Cli, tmp_path: Path) -> None:
         ("cluster.replicas=[{devic: H100}]", ("cluster.replicas.0.devic", "did you mean 'device'?")),
         ("cluster.scheduler.num_blocks=1000000000", ("cluster.scheduler.num_blocks", "2000000")),
         ("cluster.scheduler.chunk_size=10000000000", ("cluster.scheduler.chunk_size", "2000000")),
-        ("workload=5", ("workload = 5: is no section with keys of its own",)),
+        ("workload=5", ("workload = 5: is not a section with keys of its own",)),
         ("workload.trace.begin=2024-99-99", ("2024-99-99", "is not a YAML value")),
-        ("seed=x", ("seed = 'x'",)),
+        ("seed=x", ("seed = 'x': must be a whole number",)),
+        ("seed=yes", ("seed = True: must be a number",)),
+        ("slo.ttft_s=on", ("slo.ttft_s = True: must be a number",)),
+        ("cluster.replicas=true", ("cluster.replicas = True: must be a number",)),
+        ("slo.ttft_s=fast", ("slo.ttft_s = 'fast': must be a number",)),
+        ("workload.requests=1e99999", ("workload.requests = ",)),
+        ("workload.requests=1.5", ("workload.requests = 1.5: must be a whole number",)),
+        ("cluster.signals.oracle=7", ("cluster.signals.oracle = 7: must be true or false",)),
         ("requests", ("--set = 'requests'", "key=value")),
     ],
 )
@@ -108,6 +115,23 @@ def test_bad_configuration_names_the_key(
     cli: Cli, tmp_path: Path, override: str, texts: tuple[str, ...]
 ) -> None:
     check(simulate(cli, tmp_path, "0,5,5", overrides=(override,)), *texts)
+
+
+def test_an_exponent_is_a_number(cli: Cli, tmp_path: Path) -> None:
+    """Of whole numbers too, though YAML takes 1e2 for text."""
+    assert cli("simulate", "--set", SYNTHETIC % 0.5, "--set", "workload.requests=1e2").status == 0
+
+
+@pytest.mark.parametrize("name", ["trace.csv", "trace.jsonl", "trace.csv.gz"])
+def test_a_trace_instead_of_a_configuration(cli: Cli, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n")
+    result = cli("compare", tmp_path / name)
+    check(result, name, "is a trace, not a configuration", f"workload: {{trace: {name}}}")
+
+
+def test_broken_yaml_names_the_file_and_the_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("workload:\n\ttrace: x\n")
+    check(cli("simulate", tmp_path / "my.yaml"), "not valid YAML", 'in "my.yaml", line 2')
 
 
 def test_model_too_large(cli: Cli) -> None:
@@ -206,11 +230,11 @@ def test_a_full_disk_is_one_line(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (("--policies", "least-wrok"), ("policy.kind = 'least-wrok'", "least-work")),
-        (("--policies", ""), ("policy.kind = ''",)),
+        (("--policies", "least-wrok"), ("policy = 'least-wrok'", "least-work")),
+        (("--policies", ""), ("policy = ''",)),
         (("--policies", "linear-score"), ("linear-score needs a weight",)),
         (("--baseline", "nothing"), ("'nothing'", "unknown policy")),
-        (("--policies", "absent.yaml"), ("policy.kind = 'absent.yaml'", "no such file")),
+        (("--policies", "absent.yaml"), ("policy = 'absent.yaml'", "no such file")),
         (("--objective", "tale"), ("--objective = 'tale'", "did you mean 'tail'?")),
         (("--seeds", "0"), ("--seeds = 0", "1 to 1000")),
         (("--seeds", "1001"), ("--seeds = 1001",)),

@@ -14,7 +14,7 @@ SERVER = ("--backend", "http://127.0.0.1:9")
     ("options", "said"),
     [
         (("--share", "redis://me:secret@host:6379"), "names no group of routers"),
-        (("--share", "secret"), "is no address of a Redis or Valkey store"),
+        (("--share", "secret"), "is not the address of a Redis or Valkey store"),
         (("--share", "redis://host/a", "--share-ca", "ca.pem"), "given for a store without TLS"),
     ],
 )

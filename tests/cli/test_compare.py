@@ -169,7 +169,7 @@ def test_the_answer_comes_first(cli: Cli) -> None:
     assert setting["load"] == pytest.approx(0.85, rel=0.1)
     assert setting["cluster"] == "4 × A100-80 with Llama-3-8B"
     lines = " ".join(cli("compare", *policies).out.split())
-    assert lines.startswith(f"{result.json['best']} serves this best: TTFT mean −")
+    assert lines.startswith(f"{result.json['best']} serves this traffic best: TTFT mean −")
     assert "of what 4 × A100-80 with Llama-3-8B can serve" in lines
     assert lines.endswith(f"serve --policy {result.json['best']} --backend URL … routes by it.")
     assert "Next: pointsman plan --scenario steady-chat" in lines

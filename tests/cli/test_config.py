@@ -42,6 +42,12 @@ def test_a_key_a_section_or_all(cli: Cli) -> None:
     assert everything.status == 0 and "cluster.replicas.count" in "".join(everything.out.split())
 
 
+def test_units_in_brackets_are_shown(cli: Cli) -> None:
+    """They are not taken for markup."""
+    assert "[updates]" in cli("config", "run.evaluate_every").out
+    assert "[s]" in cli("config", "policy.detour_s").out
+
+
 def test_bad_input(cli: Cli) -> None:
     check(cli("config", "workload.arival"), "KEY = 'workload.arival'", "did you mean 'workload.arrivals'?")
     check(cli("config", "ttft"), "KEY = 'ttft'")

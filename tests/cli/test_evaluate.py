@@ -95,7 +95,7 @@ def test_a_heuristic_against_itself_and_others(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (("least-wrok",), ("policy.kind = 'least-wrok'", "did you mean 'least-work'?")),
+        (("least-wrok",), ("policy = 'least-wrok'", "did you mean 'least-work'?")),
         (("absent.yaml",), ("absent.yaml", "no such file")),
         (("cluster.yaml",), ("is a cluster with its traffic", "`pointsman compare cluster.yaml`")),
         (("random", "--against", "random"), ("--against = 'random'", "is the policy itself")),

@@ -66,11 +66,11 @@ def test_as_json_from_the_checkpoint_itself(cli: Cli, run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["least-work"], "RUN_OR_CHECKPOINT = 'least-work': is no trained policy"),
+        (["least-work"], "POLICY = 'least-work': is not a trained policy"),
         (["{run}", "--feature", "promt"], "--feature = 'promt': unknown feature; did you mean 'prompt'?"),
         (["{run}", "--scenario", "steady"], "--scenario = 'steady': unknown scenario"),
         (["{run}", "--decisions", "1"], "--decisions = 1: are too few"),
-        (["{run}/nothing"], "policy.kind = '{run}/nothing': no such file"),
+        (["{run}/nothing"], "policy = '{run}/nothing': no such file"),
     ],
 )
 def test_bad_input_is_one_line(cli: Cli, run: Path, arguments: list[str], error: str) -> None:

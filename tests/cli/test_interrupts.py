@@ -38,6 +38,22 @@ def processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def test_ctrl_c_while_the_command_is_still_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pointsman.__main__ import main
+
+    class Impatient:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "pointsman.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "pointsman.cli.main", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Impatient(), *sys.meta_path])
+    assert main() == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_ctrl_c_ends_compiled_code(command: tuple[str, ...], tmp_path: Path) -> None:

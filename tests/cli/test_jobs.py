@@ -122,7 +122,7 @@ def test_explain_what_it_looks_at(cli: Cli, run: Path) -> None:
     assert found["scenarios"] == ["jobs"]
     assert {"duration", "width", "fit", "gpus", "queue", "clock"} <= {one["name"] for one in found["groups"]}
     assert found["dependence"][0]["part"] == "job"
-    assert "Probability of picking a job" in cli("explain", run, "--decisions", 64).out
+    assert "How the probability of picking a job changes" in cli("explain", run, "--decisions", 64).out
 
 
 def test_audit_features(cli: Cli) -> None:
@@ -142,7 +142,7 @@ def test_audit_features(cli: Cli) -> None:
         (["train", "--env", "jobs", "--objective", "mean"], "env.objective = 'mean': unknown key"),
         (["train", "--resume", ".", "--env", "jobs"], "--env = 'jobs': given beside --resume"),
         (["evaluate", "{run}", "--scenario", "mixed"], "--scenario = 'mixed': means nothing for jobs"),
-        (["evaluate", "{run}", "--against", "lpt"], "policy.kind = 'lpt': unknown policy; known: fifo, sjf"),
+        (["evaluate", "{run}", "--against", "lpt"], "policy = 'lpt': unknown policy; known: fifo, sjf"),
         (["evaluate", "{run}", "--against", "{run}"], "is the policy itself"),
         (["evaluate", "{run}", "--seeds", "0"], "--seeds = 0: is out of range"),
         (["evaluate", "{run}", "--set", "windows=3"], "env.windows = 3: unknown key; did you mean 'window'?"),
@@ -151,12 +151,15 @@ def test_audit_features(cli: Cli) -> None:
             "mine = 5: was trained with 4 GPUs, and lookahead per_gpu tells of each by its place; train with",
         ),
         (["compare", "--env", "job"], "env.kind = 'job': unknown kind; kinds: jobs, live, routing"),
-        (["compare", "--env", "jobs", "--baseline", "least-work"], "policy.kind = 'least-work': unknown"),
+        (["compare", "--env", "jobs", "--baseline", "least-work"], "policy = 'least-work': unknown"),
         (
             ["compare", "--env", "jobs", "--set", "workload.trace=no.csv"],
             "trace file = 'no.csv': no such file",
         ),
-        (["compare", "--policies", "{run}"], "was trained on other entity features"),
+        (
+            ["compare", "--policies", "{run}"],
+            "sees duration, priority, gpus, …': was trained for another problem; name",
+        ),
         (["explain", "{run}", "--scenario", "mixed"], "means nothing for jobs"),
         (
             ["explain", "{run}", "--feature", "gpu"],
@@ -218,3 +221,14 @@ def test_a_file_for_routing_starts_from_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("env: {kind: routing, scenarios: [steady-chat]}\nrun: {minutes: 1}\n")
     assert load_train_config(path).warm_start is None
+
+
+def test_routing_does_not_learn_on_from_a_policy_for_jobs(cli: Cli, run: Path, tmp_path: Path) -> None:
+    small = ("run.num_envs=2", "run.headroom_steps=0", "run.workers=1", "ppo.minibatch_size=2")
+    changes = (part for change in small for part in ("--set", change))
+    result = cli("train", "--start-from", run, "--steps", 10, "--out", tmp_path / "mine", *changes)
+    assert result.status == 2
+    problem = (
+        "error: run.start_from = 'a network that sees duration, priority, gpus, …': was trained for another"
+    )
+    assert result.err.splitlines()[-1].startswith(problem)

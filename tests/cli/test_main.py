@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import typer
 from numba.core import event
 
 from pointsman import __version__
@@ -24,7 +26,7 @@ COMMANDS = ("simulate", "compare", "evaluate", "tune", "capacity", "scenarios", 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     """As a process of its own, from the checkout."""
-    command = [sys.executable, "-m", "pointsman.cli.main", *arguments]
+    command = [sys.executable, "-m", "pointsman", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
@@ -80,13 +82,33 @@ def test_each_warning_is_said_once_and_others_are_left_alone(capsys: pytest.Capt
     assert capsys.readouterr().err == "warning: first\nwarning: second\n"
 
 
+def test_a_terminal_without_unicode_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "pointsman", "scenarios"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"4 ? A100-80" in done.stdout
+
+
+def test_help_shows_no_types_of_python(cli: Cli) -> None:
+    """Typer would show `--json <bool>`, `--port <int>` and `CONFIG.yaml <list[Path]>`."""
+    from pointsman.cli.main import app
+
+    names = [*typer.main.get_command(app).commands]  # type: ignore[attr-defined]
+    assert len(names) == 24
+    for arguments in ((), *((name,) for name in names)):
+        found = cli(*arguments, "--help").out
+        assert "Show this message" in found and not re.search(r"<\w+[\[> ]", found), found
+
+
 def test_compilation_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
     with compilation_announced():
         with event.trigger_event("numba:compile", data={"dispatcher": print}):
             pass
         assert capsys.readouterr().err == ""
         with event.trigger_event("numba:compile", data={"dispatcher": run}):
-            assert capsys.readouterr().err == "compiling the simulator, once (~30 s)…\n"
+            assert capsys.readouterr().err == "compiling once, for about 30 s…\n"
 
 
 def test_help_does_not_load_the_simulator() -> None:

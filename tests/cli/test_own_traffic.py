@@ -49,6 +49,22 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_a_short_trace_is_judged_at_its_own_load_and_says_that_blocks_are_short(cli: Cli, mine: Path) -> None:
+    """Its first block is the busiest: twice as busy as the servers could bear, and no reason to add some."""
+    lines = (mine.parent / "traffic.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows[720:750]:
+        row["arrived_at"] = rows[720]["arrived_at"] + 0.1 * (row["arrived_at"] - rows[720]["arrived_at"])
+    (mine.parent / "traffic.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    at = ("--set", "workload.trace.load=0.7")
+    result = cli("evaluate", "least-work", mine, "--against", "least-outstanding", *at, "--json")
+    (comparison,) = result.json["comparisons"]
+    assert comparison["setting"]["load"] < 1
+    assert not any("add servers" in line for line in result.json["verdict"]["details"])
+    assert "warning: mine: its 6 blocks last " in result.err and "use a longer trace" in result.err
+    assert any("use a longer trace" in text for text in result.json["warnings"])
+
+
 def test_train_evaluate_explain_and_report_on_one_file(cli: Cli, mine: Path) -> None:
     run = mine.parent / "runs" / "mine-1"
     trained = cli("train", mine, "--preset", "quick", *SMALL)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -111,3 +113,10 @@ def test_a_trace_is_played_faster_and_judged_by_blocks(cli: Cli, tmp_path: Path)
 def test_bad_input(cli: Cli, tmp_path: Path, arguments: tuple[str, ...], texts: tuple[str, ...]) -> None:
     check(cli("plan", *arguments, "--out", tmp_path / "out"), *texts)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_baseline_is_best_where_others_serve_as_much() -> None:
+    rates = {"round-robin": 10.0, "least-outstanding": 10.0, "late-binding": 9.0}
+    goodputs: Any = {name: SimpleNamespace(rate_rps=rate) for name, rate in rates.items()}
+    assert goodput.best_of(goodputs, "least-outstanding") == "least-outstanding"
+    assert goodput.best_of(goodputs, "late-binding") == "round-robin"

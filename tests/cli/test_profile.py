@@ -57,5 +57,5 @@ def test_a_device_that_there_is_not(cli: Cli) -> None:
     result = cli("profile", "--model", "Llama-3-8B", "--device", "gpu")
     assert (result.status, result.err) == (
         2,
-        "error: --device = 'gpu': is no device of PyTorch; use cuda or cpu\n",
+        "error: --device = 'gpu': is not a device of PyTorch; use cuda or cpu\n",
     )

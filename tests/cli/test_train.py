@@ -73,7 +73,10 @@ def test_a_run_of_minutes_ends_in_time(cli: Cli, config: Path, tmp_path: Path) -
     ("options", "why"),
     [
         (("--minutes", 1e-6), "no update was made"),
-        (("--set", "ppo.critic_first=2"), "2 updates were made, in which only the critic learns"),
+        (
+            ("--set", "ppo.critic_first=2"),
+            "only the critic learns in the first updates, of which 2 were made",
+        ),
     ],
 )
 def test_a_run_that_learned_nothing_is_no_success(
@@ -83,7 +86,7 @@ def test_a_run_that_learned_nothing_is_no_success(
     assert result.status == 1
     line = result.err.splitlines()[-1]
     assert line.startswith(f"error: nothing was learned: {why}")
-    assert line.endswith("in all for example: pointsman train --resume runs/fake-1 --minutes 4")
+    assert line.endswith("give it more time, for example: pointsman train --resume runs/fake-1 --minutes 4")
 
 
 def test_a_diverging_run_ends_with_status_1_and_keeps_what_was_good(
@@ -128,7 +131,7 @@ def test_ctrl_c_saves_at_once_and_says_how_to_go_on(cli: Cli, config: Path, tmp_
     [
         (["--minutes", "1", "--steps", "5"], "--steps = 5: given beside --minutes; give one of the two"),
         (["--resume", ".", "--seed", "1"], "--seed = '1': given beside --resume"),
-        (["--resume", "."], "--resume = '.': is no run directory"),
+        (["--resume", "."], "--resume = '.': is not a run directory"),
         (["fake.yaml", "--preset", "quick"], "CONFIG = 'fake.yaml': given beside --preset"),
         (["fake.yaml", "fake.yaml"], "CONFIG = 'fake.yaml': a second training configuration"),
         (["--scenario", "stedy-chat"], "--scenario = 'stedy-chat': unknown scenario"),

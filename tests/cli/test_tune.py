@@ -59,7 +59,7 @@ def test_parameters_of_a_heuristic(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "problem"), [("random", "has no parameters"), ("default", "is no heuristic")]
+    ("policy", "problem"), [("random", "has no parameters"), ("default", "is not a heuristic")]
 )
 def test_what_has_no_parameters_is_refused(cli: Cli, policy: str, problem: str) -> None:
     check(cli("tune", "--policy", policy), f"--policy = {policy!r}: {problem}")
@@ -144,7 +144,7 @@ def test_ctrl_c_keeps_the_best_so_far(cli: Cli, tmp_path: Path, monkeypatch: pyt
     options = ("--decisions", 10_000_000, "--set", "workload.requests=100")
     result = cli("tune", *options, "--out", out)
     assert result.status == 130
-    assert result.err.endswith("interrupted: the best so far, which nothing has checked yet\n")
+    assert result.err.endswith("interrupted: the best so far, which has not been checked yet\n")
     made = yaml.safe_load(out.read_text())["made"]
     assert (made["generations"], made["checked"]) == (2, None)
     assert made["cost_ratio_to_least_outstanding"] is None

@@ -67,6 +67,14 @@ def test_a_run_is_followed_until_its_end(cli: Cli, tmp_path: Path) -> None:
     assert result.out.splitlines()[-1].startswith("finished after update 60; ")
 
 
+def test_a_run_without_rows_is_waited_for_and_says_so(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    age(folder, START_S + 1)  # so that it does not wait for long
+    first, *_ = cli("watch", folder).out.splitlines()
+    assert first == f"waiting for the first update in {folder}; Ctrl-C ends it"
+
+
 def test_only_whole_rows_count_and_new_columns_start_over(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
     tail = Tail(path)

@@ -88,7 +88,7 @@ def test_damage_in_the_middle_ends_the_reading(file: Path) -> None:
 def test_what_is_no_event_file(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1"
     path.write_bytes(b"something else, long enough to have a header")
-    with pytest.raises(InputError, match="is no event file"):
+    with pytest.raises(InputError, match="is not an event file"):
         read_run(path)
     path.write_bytes(b"")
     with pytest.raises(InputError, match="holds no scalars"):

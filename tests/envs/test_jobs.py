@@ -224,10 +224,10 @@ def test_a_curriculum_may_shorten_episodes() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_gpus": 0}, r"env\.num_gpus = 0: input should be greater than or equal to 1"),
+        ({"num_gpus": 0}, r"env\.num_gpus = 0: must be greater than or equal to 1"),
         (
             {"lookahead": "far"},
-            r"env\.lookahead = 'far': input should be 'off', 'per_gpu', 'sorted' or 'cdf'",
+            r"env\.lookahead = 'far': must be 'off', 'per_gpu', 'sorted' or 'cdf'",
         ),
         ({"teachers": ["ljf"]}, r"env\.teachers = 'ljf': unknown heuristic; known: fifo, sjf"),
         ({"windows": 3}, r"env\.windows = 3: unknown key; did you mean 'window'"),

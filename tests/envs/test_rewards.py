@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pointsman.envs.rewards import COST_TERMS, PRESETS, TERMS, RewardSpec, RewardTotals, Snapshot
+from pointsman.envs.rewards import COST_TERMS, PRESETS, TERMS, TERMS_OF_TOTALS, RewardSpec, Snapshot
+from pointsman.envs.totals import FIELDS, RewardTotals, read_totals
 from pointsman.errors import InputError
 from pointsman.experiments.objective import find_objective
 from pointsman.spec import Spec, parse_spec
@@ -78,6 +79,25 @@ def test_terms_by_hand(term: str, snapshot: Snapshot, expected: float) -> None:
 def test_every_term_has_a_value_by_hand() -> None:
     marks = [mark for mark in test_terms_by_hand.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     assert {case[0] for case in marks[0].args[1]} | set(COST_TERMS) == set(TERMS)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_what_environments_leave_out_is_what_no_term_looks_at(name: str) -> None:
+    left_out = dict.fromkeys(Snapshot._fields[2:], np.nan)
+    reward, _, _ = evaluate(RewardSpec(), make_snapshot(**left_out), {name: 1.0})
+    assert np.isfinite(reward) == (name in TERMS_OF_TOTALS)
+
+
+def test_totals_are_fields_of_the_clusters() -> None:
+    env = make_env(num_envs=3)
+    observation = env.reset(0)
+    for _ in range(50):
+        observation = env.step(observation.action_mask.argmax(1)).observation
+    totals = np.empty((len(FIELDS), 3))
+    read_totals(env._sims, totals)
+    for name, row in RewardTotals(*totals)._asdict().items():
+        assert np.array_equal(row, env._sims[name])
+    assert (totals > 0).any(axis=1).sum() >= 5
 
 
 def test_terms_add_up_with_their_weights() -> None:

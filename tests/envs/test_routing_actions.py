@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pointsman.envs.entity import Observation
 from pointsman.envs.routing import RoutingEnv
@@ -78,6 +79,45 @@ def test_holding_can_be_switched_off() -> None:
     for _ in range(100):
         assert not seen.action_mask[:, 0].any()
         seen = env.step(any_legal(seen, rng)).observation
+
+
+def test_a_request_goes_only_where_its_first_token_is_due_soon() -> None:
+    """Each episode draws how much later than at the soonest that may be; teachers keep to it as well."""
+    env = make_env(8, detours_s=[0.05, None], decisions=40, teachers=[{"kind": "round-robin"}])
+    free = make_env(8, decisions=40)
+    rng = np.random.default_rng(0)
+    seen, unlimited = env.reset(0), free.reset(0)
+    drawn = set()
+    num_forbidden = num_replaced = 0
+    for _ in range(200):
+        due_s = 2.0 * (np.exp2(column(seen, env, "backlog_after")[:, :4]) - 1.0)
+        later_s = due_s - due_s.min(axis=1, keepdims=True)
+        drawn |= set(env._own.rows.detour_s.tolist())
+        is_soon = later_s <= env._own.rows.detour_s[:, None] + 1e-6
+        np.testing.assert_array_equal(seen.action_mask[:, 1:5], is_soon)
+        num_forbidden += int((~is_soon).sum())
+        advice = env.advise(0)
+        is_soonest = later_s[np.arange(8), advice - 1] == 0.0
+        turns = advise_freely(env)
+        is_replaced = advice != turns
+        assert is_soonest[is_replaced].all() and not is_soon[is_replaced, turns[is_replaced] - 1].any()
+        num_replaced += int(is_replaced.sum())
+        seen = env.step(any_legal(seen, rng)).observation
+    assert drawn == {0.05, np.inf} and num_forbidden > 50 and num_replaced > 5
+    assert unlimited.action_mask[:, 1:5].all()
+    assert (env.metadata["detour_s"], free.metadata["detour_s"]) == (0.05, None)
+
+
+def advise_freely(env: RoutingEnv) -> NDArray[np.int64]:
+    """What round-robin has just named, whether it may or not."""
+    return np.array([memory.round_robin for memory in env._memories[0]])
+
+
+def test_no_detour_ends_before_it_begins() -> None:
+    with pytest.raises(InputError, match=r"env.detours_s = -1.*is not a time"):
+        make_env(1, detours_s=[0.5, -1])
+    with pytest.raises(InputError, match=r"env.detours_s = \[\]: is empty"):
+        make_env(1, detours_s=[])
 
 
 @pytest.mark.parametrize("action", [0, 5, 6, 7, -1, 1 << 40])

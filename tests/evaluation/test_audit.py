@@ -114,7 +114,7 @@ def test_the_same_seed_audits_alike() -> None:
 def test_bad_input() -> None:
     with pytest.raises(InputError, match="--decisions = 0: is not positive"):
         audit(num_decisions=0)
-    with pytest.raises(InputError, match=r"policy\.kind = 'leest-work': unknown policy"):
+    with pytest.raises(InputError, match=r"policy = 'leest-work': unknown policy"):
         audit(policies=["leest-work"])
     with pytest.raises(InputError, match="did you mean 'steady-chat'"):
         audit(["steady-chats"])

@@ -166,7 +166,7 @@ def no_hint(header: dict[str, Any], _: dict[str, Any]) -> None:
         (edit(lambda header, _: header.update(format=2)), ["format 2", "Pointsman"]),
         (edit(lambda header, _: header.pop("space")), ["not one of Pointsman's"]),
         (edit(lambda header, _: header["space"].update(entity_features=3)), ["not one of Pointsman's"]),
-        (edit(no_hint), ["luck", "no entity feature"]),
+        (edit(no_hint), ["luck", "not an entity feature"]),
     ],
 )
 def test_what_is_no_policy_is_refused_in_one_line(

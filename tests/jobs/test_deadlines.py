@@ -56,7 +56,7 @@ def test_drawn_deadlines_change_nothing_else() -> None:
 
 @pytest.mark.parametrize("slack", [[0.5, 2], [3, 2]])
 def test_a_range_that_is_none(slack: list[float]) -> None:
-    with pytest.raises(InputError, match=r"workload\.deadline_slack = .*: is no range from 1 up"):
+    with pytest.raises(InputError, match=r"workload\.deadline_slack = .*: is not a range from 1 up"):
         parse_spec(JobsWorkloadSpec, {"deadline_slack": slack}, "workload")
 
 

@@ -72,7 +72,7 @@ def test_the_horizon_is_slack_times_the_packed_work_after_the_last_arrival() -> 
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(InputError, match=r"workload\.arrivals = 'poisson': input should be 'bursty' or"):
+    with pytest.raises(InputError, match=r"workload\.arrivals = 'poisson': must be 'bursty' or"):
         parse_spec(JobsWorkloadSpec, {"arrivals": "poisson"}, "workload")
     with pytest.raises(InputError, match=r"workload\.num_job = 3: unknown key; did you mean 'num_jobs'"):
         parse_spec(JobsWorkloadSpec, {"num_job": 3}, "workload")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -26,8 +27,8 @@ HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 TOKEN, DONE = b'data: {"choices":[]}\n\n', b"data: [DONE]\n\n"
 
 
-async def replayed(url: str, what: Workload) -> Replay:
-    load = Load(parse_url(url), MODEL)
+async def replayed(url: str, what: Workload, *, is_plain: bool = False) -> Replay:
+    load = Load(parse_url(url), MODEL, is_plain=is_plain)
     try:
         return await load.replay(what)
     finally:
@@ -63,10 +64,10 @@ async def serving(behaviour: Behaviour) -> AsyncIterator[str]:
         server.close()
 
 
-def replay_on(behaviour: Behaviour, what: Workload) -> Replay:
+def replay_on(behaviour: Behaviour, what: Workload, *, is_plain: bool = False) -> Replay:
     async def run() -> Replay:
         async with serving(behaviour) as url, asyncio.timeout(20):
-            return await replayed(url, what)
+            return await replayed(url, what, is_plain=is_plain)
 
     return uvloop.run(run())
 
@@ -208,6 +209,23 @@ def test_chats_go_on_with_what_was_answered_and_share_what_the_workload_says() -
         assert blocks - 2 * 112 <= page.total("vllm:prefix_cache_hits_total") <= most
 
     with_emulator(check)
+
+
+def test_chats_asked_plainly_are_one_text_with_what_was_answered() -> None:
+    what, heard = chats(), set()
+
+    async def say_yes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            request = await read_request(reader)
+            assert request.startswith(b"POST /v1/completions ")
+            heard.add(json.loads(request.split(b"\r\n\r\n", 1)[1])["prompt"])
+            writer.write(HEAD + chunk(b'data: {"choices":[{"text":" yes"}]}\n\n') + chunk(DONE) + chunk(b""))
+
+    assert not replay_on(say_yes, what, is_plain=True).problems
+    assert len(heard) == len(what)
+    answered = tuple(text + 4 * " bot" + " yes" for text in heard)
+    is_later = [text.startswith(answered) for text in heard]
+    assert sum(is_later) == what.num_later_turns
 
 
 def test_turns_after_a_failed_one_are_not_asked() -> None:

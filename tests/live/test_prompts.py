@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from pointsman.live import prompts as prompts_module
-from pointsman.live.prompts import BYTES_PER_TOKEN, Prompts, streamed_text
+from pointsman.live.prompts import BYTES_PER_TOKEN, TOKENS_PER_MESSAGE, Prompts, plain_text, streamed_text
 
 
 def test_prompts_differ_and_are_as_long_as_asked_for() -> None:
@@ -25,3 +25,18 @@ def test_the_text_of_a_stream() -> None:
     body += b'data: {"choices":[{"delta":{"content":" a"}}]}\n\ndata: {"choices":[{"delta":{}}]}\n\n'
     body += b'data: {"choices":[{"delta":{"content":" b\\n"}}]}\n\ndata: {"choices":[],"usage":{}}\n\n'
     assert streamed_text(body + b"data: [DONE]\n\n") == " a b\n"
+
+
+def test_the_text_of_a_stream_that_is_no_chat() -> None:
+    body = b'data: {"choices":[{"text":" a"}]}\n\ndata: {"choices":[{"text":" b","delta":{}}]}\n\n'
+    assert streamed_text(body + b"data: [DONE]\n\n") == " a b"
+
+
+def test_a_chat_as_plain_text_has_as_many_tokens_as_with_its_template() -> None:
+    chat = [
+        {"role": "system", "content": " one"},
+        {"role": "user", "content": " two"},
+        {"role": "assistant", "content": " who"},
+    ]
+    assert len(plain_text(chat)) == BYTES_PER_TOKEN * 3 * (TOKENS_PER_MESSAGE + 1)
+    assert plain_text(chat).startswith(plain_text(chat[:2]))

@@ -46,7 +46,7 @@ def test_comparison_page_says_which_to_take() -> None:
     noise = report(60, None)
     noise.returns.metrics["<mine>"][RETURN][:] = noise.returns.metrics["fifo"][RETURN] - [0.1, -0.08] * 30
     html = returns_html(noise)
-    assert "As good, within the interval: &lt;mine&gt;." in html and 'class="verdict unclear"' in html
+    assert "Just as good, within the interval: &lt;mine&gt;." in html and 'class="verdict unclear"' in html
     assert "One episode cannot tell how sure that is." in returns_html(report(1, None))
 
 

@@ -168,7 +168,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for path, problem in (
         (tmp_path / "nosuch", "does not exist"),
-        (tmp_path / "file", "is no directory"),
+        (tmp_path / "file", "is not a directory"),
         (tmp_path / "other", "has no config.yaml, progress.csv, meta.json"),
     ):
         with pytest.raises(InputError, match=problem):

@@ -48,7 +48,7 @@ def test_trials_stand_best_first(tmp_path: Path) -> None:
         str(found.ranked[0][0].number),
         str(found.ranked[0][0].values["ppo.learning_rate"]),
     ]
-    assert ["as it is", "as it is"] in [row[1:3] for row in rows]
+    assert ["unchanged", "unchanged"] in [row[1:3] for row in rows]
     assert sum("below the median" in row[-1] for row in rows) == 1
 
 
@@ -62,8 +62,8 @@ def test_what_decided_is_named_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gain", "tone", "said"),
     [
-        (0.1, BETTER, "more than the configuration as it is"),
-        (-0.1, WORSE, "The configuration as it is scores 0.2, best of 13"),
+        (0.1, BETTER, "more than the unchanged configuration"),
+        (-0.1, WORSE, "No trial of 12 beats the unchanged configuration, which scores 0.2."),
     ],
 )
 def test_verdicts(tmp_path: Path, gain: float, tone: str, said: str) -> None:

@@ -53,6 +53,18 @@ def test_throughput_counts_where_it_is_not_that_of_the_arrivals(
     assert f"Judged {setting.text}, 1,000 requests a run." in details
 
 
+@pytest.mark.parametrize(
+    ("rate_rps", "gain", "is_said"), [(200.0, 1.0, True), (900.0, 1.0, False), (200.0, 0.7, False)]
+)
+def test_a_light_load_is_named_where_nothing_is_gained(rate_rps: float, gain: float, is_said: bool) -> None:
+    setting = Setting("2 × H100", 1000, rate_rps, capacity_rps=2345.6)
+    (comparison,) = report(least_work=gain * BASE).comparisons
+    _, verdict = ComparisonReport([replace(comparison, setting=setting)], "", 0.0).choice
+    text = " ".join(verdict.details)
+    assert f"({rate_rps:.0f} of 2,346 requests/s)" in text
+    assert ("That is a light load" in text) is is_said
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_with_shared_prefixes_capacity_is_no_limit(is_shared: bool) -> None:
     """What is cached need not be computed, so that a cluster may well serve more than that."""
@@ -63,12 +75,19 @@ def test_with_shared_prefixes_capacity_is_no_limit(is_shared: bool) -> None:
     assert ("at 1.8 of what 2 × H100 can serve with nothing cached (18 of 10" in text) is is_shared
 
 
+def test_the_baseline_is_best_where_others_are_the_same() -> None:
+    values = {"random": BASE.tolist(), "least-outstanding": BASE.tolist(), "least-work": BASE.tolist()}
+    best, verdict = ComparisonReport([make_comparison(values)], "", 0.0).choice
+    assert best == "least-outstanding"
+    assert verdict.sentence == "No policy here is better than least-outstanding."
+
+
 def test_one_run_calls_nobody_as_good() -> None:
     """Half the cost may be luck, but there is no interval that says so."""
     values = {"least-work": [1.0], "least-outstanding": [2.0], "least-delay": [1.001], "random": [9.0]}
     _, verdict = ComparisonReport([make_comparison(values)], "", 0.0).choice
     assert verdict.sentence.startswith("One run cannot tell how sure it is: least-work looks best")
-    assert verdict.details[0] == "As good, within 1% or the interval: least-delay."
+    assert verdict.details[0] == "Just as good, within 1 % or the interval: least-delay."
 
 
 def test_a_shorter_mean_that_costs_the_tail_is_named_beside_the_best() -> None:
@@ -79,7 +98,7 @@ def test_a_shorter_mean_that_costs_the_tail_is_named_beside_the_best() -> None:
     comparison.metrics["gathering"]["ttft_p99_s"] *= 1.4  # of 0.7: a fifth longer than late-binding's
     best, verdict = ComparisonReport([comparison], "", 0.0).choice
     assert best == "late-binding"
-    (shorter,) = (line for line in verdict.details if line.startswith("Shorter on average"))
+    (shorter,) = (line for line in verdict.details if line.startswith("If the mean is all that counts"))
     assert "gathering" in shorter and "P99\N{NO-BREAK SPACE}+2" in shorter
     absolute = find_objective("mean", {"ttft_p99": f"{0.9 * BASE.mean()}s"})
     assert ComparisonReport([comparison], "", 0.0, absolute).choice[0] == "late-binding"
@@ -103,7 +122,7 @@ def test_one_seed_cannot_tell() -> None:
     verdict = verdict_of(one)
     assert verdict.tone == UNCLEAR
     assert verdict.sentence.startswith("One run cannot tell whether least-work beats least-outstanding")
-    assert verdict.details[-1].endswith("; intervals take at least two, better 6 (--seeds).")
+    assert verdict.details[-1].endswith("; for intervals, use at least 6 seeds (--seeds) or a longer trace.")
     assert not any("no clear difference from random" in line for line in verdict.details)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -224,6 +225,32 @@ def test_a_policy_that_holds_lets_go_when_the_books_have_room() -> None:
                 stream.end()
             assert [(await wire.answer()).status for wire in wires] == [200, 200]
             assert_empty(t.books)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("shadow", ["hold-until-room", "default"])
+def test_a_shadow_is_counted_whoever_asks_it(shadow: str) -> None:
+    """A heuristic is asked along with the policy; a network, or if the policy rests, it is asked alone."""
+
+    async def scenario() -> None:
+        async with town("least-outstanding", 2) as t:
+            decisions = t.router.decisions
+            decisions.set_shadow(shadow)
+            for policy in ("least-outstanding", "default"):
+                decisions.switch(policy)
+                await t.ask(3000)
+            decisions._suspended_until = math.inf
+            await t.ask(100)
+            metrics = t.router.metrics
+            assert sum(metrics.shadow_agreement.values()) == sum(metrics.shadow_decisions.values()) == 3
+            assert {name for name, _ in metrics.shadow_decisions} == {shadow}
+            assert metrics.shadow_agreement[shadow, True] >= 1
+            assert metrics.fallbacks == {"suspended": 1}
+            decisions.set_shadow(None)
+            decisions._suspended_until = -math.inf
+            await t.ask(100)
+            assert sum(t.router.metrics.shadow_decisions.values()) == 3
 
     run(scenario)
 

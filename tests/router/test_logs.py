@@ -8,10 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from pointsman.router.logs import Log, RequestLine
+from pointsman.router.logs import Log
 from pointsman.router.telemetry.recording import Recorder, new_recording
+from tests.router.ended import Over, ended
 from tests.router.harness import CHAT, cluster, post, run, until
 from tests.router.mock import hang, ok
 
@@ -63,10 +62,9 @@ def test_log_lines_are_written_whole_a_page_at_a_time() -> None:
 
     stream = Pages()
     log = Log(stream)
-    line = RequestLine(1.0, "request", "id", "/v1", 200, "completed", "a", "p", None, 0.5, 1, 2, 0)
-    log.requests([line] * 100)
-    log.requests([msgspec.structs.replace(line, path="/" + "x" * 5000)])
-    log.requests([line] * 3)
+    log.requests(ended(*[Over()] * 100))
+    log.requests(ended(Over(path="/" + "x" * 5000)))
+    log.requests(ended(*[Over()] * 3))
     log.flush()
     assert all(page.endswith("\n") for page in stream.pages)
     long = [page for page in stream.pages if len(page) > 4096]

@@ -100,6 +100,37 @@ def test_a_detour_is_never_longer_than_it_may_be(waiting: list[int], prompt: int
     assert decide(Decider(books, f"default-mean:{detour_s}s", seed=1), prompt, 1.1) in {HOLD, *allowed}
 
 
+@pytest.mark.parametrize("policy", ["default", "late-binding", "round-robin"])
+@pytest.mark.parametrize("shadow", [kind for kind in POLICIES if kind != "default"])
+def test_a_shadow_that_is_taken_along_says_what_it_would_say_alone(policy: str, shadow: str) -> None:
+    """And the policy decides as it does without one. Servers come and go, some are left out."""
+    books = make_books(3)
+    alone, other_alone = Decider(books, policy, seed=1), Decider(books, shadow, seed=2)
+    decider, other = Decider(books, policy, seed=1), Decider(books, shadow, seed=2)
+    decider.take_along(other)
+    rng = np.random.default_rng(0)
+    tickets: list[int] = []
+    said = Counter[int]()
+    for number in range(300):
+        now = 1.0 + 0.01 * number
+        if number == 100:
+            books.add("one more", None)
+        elif number == 200:
+            books.remove(1)
+        tokens, session = int(rng.integers(10, 3000)), int(rng.integers(-1, 20))
+        excluded = [0] if number % 7 == 0 else []
+        asked = [decide(one, tokens, now, session=session, excluded=excluded) for one in (alone, other_alone)]
+        assert decide(decider, tokens, now, session=session, excluded=excluded) == asked[0]
+        assert decider.shadow_action == asked[1]
+        said[asked[1]] += 1
+        if asked[0] != HOLD:
+            tickets.append(books.sent(asked[0] - 1, tokens, now))
+            books.first_token(tickets[-1], now)
+        while len(tickets) > 20 or (tickets and asked[0] == HOLD):
+            books.finished(tickets.pop(0), now, None, 5)
+    assert len(said) > 2
+
+
 def test_a_request_is_held_while_nobody_has_room_and_not_for_ever() -> None:
     books = make_books(2)
     waiting = [books.sent(slot, 5000, 1.0) for slot in (0, 0, 1, 1)]

@@ -27,7 +27,7 @@ from .learned import make_checkpoint
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        ({"kind": "least-luck"}, ["policy.kind", "least-luck", "did you mean"]),
+        ({"kind": "least-luck"}, ["policy = 'least-luck'", "did you mean"]),
         ({"kind": "linear-score"}, ["policy.weights", "outstanding"]),
         ({"kind": "linear-score", "weights": {"outstanding": 0.0}}, ["policy.weights"]),
         ({"kind": "linear-score", "weights": {"luck": 1.0}}, ["policy.weights", "luck", "outstanding"]),

@@ -44,8 +44,9 @@ def test_the_sentence_names_both_and_in_what_they_differ() -> None:
     decider = Decider(books, "least-outstanding")
     decide(decider, 100, 2.0)
     assert decider.reason().sentence() == (
-        "least-outstanding sent it to gpu-1:8000 rather than gpu-0:8000, the next best of 2: it has fewer "
-        "requests (1, not 3), less prompt work ahead (0 s, not 300 ms) and emptier memory (20%, not 30%)."
+        "least-outstanding sent the request to gpu-1:8000 rather than gpu-0:8000, the next best of 2: "
+        "gpu-1:8000 has fewer requests (1, not 3), less prompt work ahead (0 s, not 300 ms) and emptier "
+        "memory (20%, not 30%)."
     )
 
 
@@ -59,7 +60,7 @@ def test_what_speaks_against_the_choice_is_said_too() -> None:
     assert (
         decider.reason()
         .sentence()
-        .endswith("it has fewer requests (1, not 2), although it has fuller memory (50%, not 2%).")
+        .endswith("gpu-0:8000 has fewer requests (1, not 2), although it has fuller memory (50%, not 2%).")
     )
 
 
@@ -76,7 +77,9 @@ def test_what_was_measured_lately_counts() -> None:
     assert (
         decider.reason()
         .sentence()
-        .endswith("it has shorter steps (10 ms, not 40 ms) and quicker first tokens (100 ms, not 400 ms).")
+        .endswith(
+            "gpu-0:8000 has shorter steps (10 ms, not 40 ms) and quicker first tokens (100 ms, not 400 ms)."
+        )
     )
 
 
@@ -87,7 +90,7 @@ def test_what_is_cached_is_a_reason() -> None:
     decider = Decider(books, "cache-aware")
     assert decider.decide(Request(1000, arrived_at=2.0, links=links), 1, 2.0) == 2
     reason = decider.reason().sentence()
-    assert "it has more of it cached (100%, not 0%), although it has more requests (1, not 0)" in reason
+    assert "has more of the prompt cached (100%, not 0%), although it has more requests (1, not 0)" in reason
     decide(decider, 1000, 2.0)
     assert "cached" not in decider.reason().sentence()
 
@@ -97,11 +100,13 @@ def test_policies_that_do_not_compare_say_so_and_a_lonely_server_is_the_only_one
     decider = Decider(books, "round-robin")
     decide(decider, 100, 1.0)
     assert decider.reason().sentence() == (
-        "round-robin sent it to gpu-0:8000, whose turn it was: "
+        "round-robin sent the request to gpu-0:8000, whose turn it was: "
         "0 requests, 0 s of prompts ahead, steps of 10 ms, memory 0% full."
     )
     decide(decider, 100, 1.0, excluded=[0, 1])
-    assert "sent it to gpu-2:8000, the only one of 3 that may take it:" in decider.reason().sentence()
+    assert (
+        "sent the request to gpu-2:8000, the only one of 3 that may take it:" in decider.reason().sentence()
+    )
 
 
 def test_a_session_does_not_borrow_the_scores_of_the_request_before() -> None:
@@ -109,7 +114,7 @@ def test_a_session_does_not_borrow_the_scores_of_the_request_before() -> None:
     decide(decider, 100, 1.0)
     assert "rather than" in decider.reason().sentence()
     decide(decider, 100, 1.0, session=5)
-    assert ", where its session stays: " in decider.reason().sentence()
+    assert ", where its session belongs: " in decider.reason().sentence()
 
 
 @pytest.mark.parametrize("policy", ["default", "hold-until-room"])
@@ -121,8 +126,8 @@ def test_a_hold_says_how_busy_the_servers_are(policy: str) -> None:
     decider = Decider(books, policy)
     assert decide(decider, 4000, 1.0) == 0
     assert decider.reason().sentence() == (
-        f"{policy} holds it until a server has room: the least busy of 2, gpu-1:8000, has 3 requests, "
-        "990 ms of prompts ahead, steps of 10 ms, memory 99% full."
+        f"{policy} holds the request until a server has room: the least busy of 2, gpu-1:8000, has 3 "
+        "requests, 990 ms of prompts ahead, steps of 10 ms, memory 99% full."
     )
 
 
@@ -161,9 +166,9 @@ def test_a_sentence_is_short_however_many_servers_and_however_long_their_names()
 
 # A figure that is better, a name for how it was taken, or that there was nothing to choose.
 SPEAKS_FOR_IT = re.compile(
-    r"holds it( until a server has room)?: (the least busy of|no server accepts requests)"
+    r"holds the request( until a server has room)?: (the least busy of|no server accepts requests)"
     r"|, (the only one of|drawn at random|whose turn|the less busy of two|where (its session|prompts))"
-    r"|, the next best of \d+: (they are equal to it, with|the network prefers it|it has [a-z])"
+    r"|, the next best of \d+: (both score the same, and \S+ has|the network prefers|gpu-\d has [a-z])"
 )
 
 

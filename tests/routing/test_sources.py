@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,13 @@ def test_a_trained_policy_may_be_told_how_late_a_first_token_may_be(tmp_path: Pa
     assert policy.checkpoint == named("default-mean").checkpoint and named("default-mean").detour_s is None
     assert named(f"{make_run(tmp_path)}:1.5s").detour_s == 1.5
     assert PolicyTables([policy, named("default")], 2).rows.detour_s.tolist() == [0.3, math.inf]
+    trained = replace(make_checkpoint(), metadata={"detour_s": 0.4})
+    save_checkpoint(tmp_path / "trained.safetensors", trained)
+    own, other = named(f"{tmp_path}/trained.safetensors"), named(f"{tmp_path}/trained.safetensors:0.7s")
+    assert PolicyTables([trained, own, other], 2).rows.detour_s.tolist() == [0.4, 0.4, 0.7]
     with pytest.raises(InputError, match="only a trained policy"):
         named("late-binding:0.3s")
-    with pytest.raises(InputError, match="soons is no time"):
+    with pytest.raises(InputError, match="soons is not a time"):
         named("default:soons")
     with pytest.raises(InputError, match=r"policy.detour_s.*only for a learned policy"):
         parse_spec(PolicySpec, {"kind": "random", "detour_s": 1.0}, "policy")
@@ -124,8 +129,8 @@ def test_a_policy_file_may_name_a_checkpoint_beside_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a: [", ["policy.kind", "self.yaml", "not valid YAML"]),
-        ("- 1", ["does not hold keys", "policy:"]),
+        ("a: [", ["policy = ", "self.yaml", "not valid YAML"]),
+        ("- 1", ["holds no keys", "policy:"]),
         (WORKLOAD, ["is not a policy file", "pointsman tune"]),
         (WORKLOAD + POLICY, ["is not a policy file"]),
         ("policy: random", ["is not a policy file"]),

@@ -30,6 +30,9 @@ def test_environments_and_teachers_are_brought_back_to_where_they_were() -> None
     for t in range(20):
         advice = [first.advise(teacher) for teacher in (0, 1)] if t % 3 else []
         first.step(advice[0] if advice else np.ones(3, np.int64))
+        if t == 8:  # as after an update: the rest comes as another block
+            assert [len(block) for block in first.recording.actions] == [9]
+    assert [len(block) for block in first.recording.actions] == [9, 11]
     # As it is saved: actions as arrays, the rest as JSON.
     plain = json.loads(json.dumps(first.recording._replace(actions=[])))
     second.play(EnvRecording(*plain)._replace(actions=first.recording.actions))

@@ -319,7 +319,7 @@ def test_a_finished_run_can_be_made_longer(whole: Path, tmp_path: Path) -> None:
 def test_nothing_is_overwritten_and_nothing_left_behind(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists; name another directory, or go on with --resume"):
         start(CONFIG, whole)
-    with pytest.raises(InputError, match="no run directory"):
+    with pytest.raises(InputError, match="not a run directory"):
         resume(tmp_path)
     impossible = fake_config(network={"hint": "weather", "hint_strength": 1.0})
     with pytest.raises(InputError, match="weather"):

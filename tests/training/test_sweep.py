@@ -169,7 +169,7 @@ def test_another_sweep_in_the_same_directory_is_refused(tmp_path: Path) -> None:
         read_trials(folder, {"search": ["level=0..8"]}, [])
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "letter.txt").touch()
-    with pytest.raises(InputError, match="is no sweep"):
+    with pytest.raises(InputError, match="is not a sweep"):
         read_trials(tmp_path / "else", PLAN, [])
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import multiprocessing
+import socket
 import threading
 from typing import Any
 
@@ -194,7 +194,7 @@ def test_same_seed_same_bytes_and_the_critic_is_left_alone() -> None:
 
 def test_ranks_learn_the_same_from_their_own_environments() -> None:
     """Threads stand for processes: what they share is what `started` gives them."""
-    mine, theirs = multiprocessing.Pipe()
+    mine, theirs = socket.socketpair()
     results: dict[int, tuple[bytes, dict[str, float]]] = {}
 
     def work(ranks: Ranks) -> None:
@@ -205,8 +205,9 @@ def test_ranks_learn_the_same_from_their_own_environments() -> None:
 
     other = threading.Thread(target=work, args=(Ranks(1, 2, [LinkedProcess(theirs, "rank 0")]),))
     other.start()
-    work(Ranks(0, 2, [LinkedProcess(mine, "rank 1")]))
-    other.join()
+    with mine, theirs:
+        work(Ranks(0, 2, [LinkedProcess(mine, "rank 1")]))
+        other.join()
     assert results[0] == results[1]
     assert results[0][1]["clone_accuracy"] > 0.95
 

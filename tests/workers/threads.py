@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import socket
 import threading
 
 from pointsman.workers.peers import LinkedProcess
@@ -11,7 +11,7 @@ from pointsman.workers.processes import serve
 
 class ThreadWorker:
     def __init__(self, number: int) -> None:
-        mine, theirs = multiprocessing.Pipe()
+        mine, theirs = socket.socketpair()
         threading.Thread(target=serve, args=(theirs,), daemon=True).start()
         self.peer = LinkedProcess(mine, f"worker {number}")
 

@@ -301,6 +301,10 @@ def test_bad_calendar_time(tmp_path: Path) -> None:
         (gzip.compress(b"", mtime=0), "the file is empty"),
         (VIDUR_HEADER, "no requests"),
         (f"{VIDUR_HEADER}\n\n\n", "no requests"),
+        (
+            "0.5,10,10\n1.5,20,5\n",
+            "numbers, no names; put a line with the names before it: arrived_at,",
+        ),
         ("arrived_at,num_prefill_tokens\n0,1\n", "no known column for output lengths among arrived_at, num"),
         (
             "a,b,c\n1,2,3\n",

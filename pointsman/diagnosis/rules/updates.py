@@ -179,7 +179,7 @@ def critic_bottleneck(log: RunLog) -> Looked:
 
 
 def _value_loss_alone(log: RunLog, score: ScoreCourse | None) -> Looked:
-    """Without the variance explained: a value loss that stays as high as it was, with a bad score."""
+    """Judge without the variance explained: a value loss that stays as high as it was, with a bad score."""
     losses, policy = log.series("v_loss"), np.abs(log.series("pg_loss").y)
     kept = float(np.median(losses.tail(0.5)) / max(float(np.median(losses.head(0.1))), 1e-12))
     outweighs = float(np.median(losses.tail(0.5))) > 50 * float(np.median(policy)) if len(policy) else False

@@ -148,7 +148,7 @@ class VidurCluster:
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """By the order of observations."""
+        """Replicas in the order of observations."""
         return self._scheduler.core.replicas
 
     def send(self, name: str) -> None:
@@ -168,7 +168,7 @@ class VidurCluster:
         return found
 
     def play(self) -> NDArray[np.float64]:
-        """By the policy, to the end. -> the times"""
+        """Play to the end by the policy; -> the times."""
         while self.advance():
             name = self.decide()
             if name is None:

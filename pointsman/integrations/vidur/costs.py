@@ -18,7 +18,7 @@ from vidur.types.base_int_enum import BaseIntEnum
 
 
 class PredictorType(BaseIntEnum):
-    """Beside Vidur's ExecutionTimePredictorType, which has 1 to 3."""
+    """One more kind, beside Vidur's ExecutionTimePredictorType, which has 1 to 3."""
 
     CLOSED_FORM = 1001
 

@@ -23,6 +23,7 @@ from pointsman.inference.space import EntitySpace
 from pointsman.integrations.vidur.spec import BASELINE, VidurSpec, spent
 from pointsman.routing.deciding import HOLD
 from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
+from pointsman.routing.policy import rules_of
 from pointsman.simulator.privileged import PRIVILEGED_FEATURES
 
 TERMS = ("outstanding", "waiting", "age")
@@ -39,10 +40,7 @@ class VidurEnv:
         self.spec, self.num_envs = spec, num_envs
         self.space = EntitySpace(spec.replicas, ENTITY_FEATURES, CONTEXT_FEATURES, PRIVILEGED_FEATURES)
         spec.checkpoint.require_space(self.space, "env.start")
-        known = spec.checkpoint.metadata
-        self.metadata: dict[str, Any] = {"objective": spec.objective, "hold": known.get("hold", {})}
-        if "slo" in known:  # what its features compare times with
-            self.metadata["slo"] = known["slo"]
+        self.metadata: dict[str, Any] = {"objective": spec.objective} | rules_of(spec.checkpoint)
         self.metadata["env"] = {"kind": "vidur", **spec.model_dump(mode="json")}
         self._observation = Observation(
             entities=np.zeros((num_envs, spec.replicas, len(ENTITY_FEATURES)), np.float32),

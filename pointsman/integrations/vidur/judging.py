@@ -66,7 +66,7 @@ class VidurJudge:
 
 @contextmanager
 def _named(policy: str | Checkpoint) -> Iterator[str]:
-    """By a name that a `Core` takes: a checkpoint gets a file for as long as it is played."""
+    """A name that a `Core` takes: a checkpoint gets a file for as long as it is played."""
     if isinstance(policy, str):
         yield policy
         return

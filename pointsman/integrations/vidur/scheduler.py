@@ -32,7 +32,7 @@ from pointsman.routing.policy import HoldSpec
 
 
 class SchedulerType(BaseIntEnum):
-    """Beside Vidur's GlobalSchedulerType, which has 1 to 3."""
+    """One more kind, beside Vidur's GlobalSchedulerType, which has 1 to 3."""
 
     POINTSMAN = 1001
     STEPPED = 1002  # cluster.py
@@ -76,7 +76,7 @@ class PointsmanGlobalScheduler(BaseGlobalScheduler):
             engine.on_batch_end = self._listen(replica_id, engine.on_batch_end)
 
     def schedule(self) -> list[tuple[Any, Any]]:
-        """At an arrival: the newest request has arrived now."""
+        """Vidur asks at an arrival: the newest request has arrived now."""
         if not self._request_queue:
             return []
         self.sort_requests()

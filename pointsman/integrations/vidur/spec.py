@@ -59,7 +59,7 @@ class VidurSpec(Spec):
     def checkpoint(self) -> Checkpoint:
         path = parse_spec(PolicySpec, {"kind": self.start}, "env.start").checkpoint
         if path is None:
-            raise InputError("env.start", self.start, "is no trained policy", "name `default` or a run")
+            raise InputError("env.start", self.start, "is not a trained policy", "name `default` or a run")
         return load_checkpoint(path, "env.start")
 
     @property

@@ -12,6 +12,7 @@ answer nobody sees tokens, and the end of the stream is the end of the answer.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Collection, Iterator
 from time import monotonic
 from typing import Any
@@ -253,7 +254,7 @@ class Pick:
         wish = head.wish = read_wish(head, b"")
         self._is_chat = head.path.endswith(b"/chat/completions")
         self.state = WAITING
-        self.request_id = (wish.request_id or b"").decode("latin-1")
+        self.request_id = json.dumps((wish.request_id or b"").decode("latin-1"))[1:-1]  # as in a log line
         facts: RequestFacts | Answer
         if self._body is not None:
             facts = read_facts(wish, self._body)

@@ -24,7 +24,7 @@ class Address(Spec):
 
 
 def server_url(url: str) -> str:
-    """Without the `/v1` that OpenAI clients want at the end: the path of a request brings its own."""
+    """Drop the `/v1` that OpenAI clients want at the end: the path of a request brings its own."""
     return _TAIL.sub("", url)
 
 
@@ -50,5 +50,5 @@ def parse_url(url: str, field: str = "--backend") -> Address:
     except ValueError:
         port = 0
     if port == 0:
-        raise InputError(field, url, "has a port that cannot be", "use a port from 1 to 65535")
+        raise InputError(field, url, "has an impossible port", "use a port from 1 to 65535")
     return Address(scheme=parts.scheme, host=parts.hostname, port=port, prefix=parts.path)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 _MAX_HEAD_BYTES = 4096
-_MAX_DIGITS = 20
+_HEAD_END = b"\r\n\r\n"
 _NAMES = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
 
 H = TypeVar("H")
@@ -22,29 +22,24 @@ class Known(Generic[H]):
 
     def __init__(self, before: bytes, after: bytes, head: H) -> None:
         self._before = before  # the length
-        self._after = after
+        self._after = after  # up to the empty line
         self.head = head
 
     def body(self, data: bytes) -> bytes | None:
         """The body, if `data` is one whole message with this head; else None."""
-        if not data.startswith(self._before):
-            return None
-        start = len(self._before)
-        end = data.find(b"\r", start, start + _MAX_DIGITS)
-        if end < 0 or not data.startswith(self._after, end):
-            return None
-        body = data[end + len(self._after) :]
-        return body if data[start:end] == b"%d" % len(body) else None
+        head, _, body = data.partition(_HEAD_END)
+        return body if head == b"%b%d%b" % (self._before, len(body), self._after) else None
 
 
 def known_head(data: bytes, head: H) -> Known[H] | None:
     """`head` as the parser found it, in `data` that is one message from its first byte to its last."""
-    end = data.find(b"\r\n\r\n") + 4
-    if end > _MAX_HEAD_BYTES:
+    lines, _, body = data.partition(_HEAD_END)
+    if len(lines) > _MAX_HEAD_BYTES:
         return None
-    digits = b"%d" % (len(data) - end)
+    lines += b"\r\n"
+    length = b"%d\r\n" % len(body)
     for name in _NAMES:
-        start = data.find(name + digits + b"\r\n", 0, end) + len(name)
-        if start >= len(name):
-            return Known(data[:start], data[start + len(digits) : end], head)
+        before, found, after = lines.partition(name + length)
+        if found:
+            return Known(before + name, (b"\r\n" + after).removesuffix(b"\r\n"), head)
     return None

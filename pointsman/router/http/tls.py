@@ -36,7 +36,7 @@ def client_side_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | Non
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, ValueError) as error:
         remedy = f"give the certificate chain and its key in PEM, without a password; the key with {KEY}"
-        problem = f"is no certificate with its key ({_reason(error)})"
+        problem = f"is not a certificate with its key ({_reason(error)})"
         raise InputError(CERT, str(cert), problem, remedy) from None
     return context
 
@@ -54,7 +54,7 @@ def tls_options(tls: ssl.SSLContext | None, limits: Limits) -> dict[str, Any]:
 
 @cache
 def server_side_tls(ca: Path | None) -> ssl.SSLContext:
-    """Whom the router trusts among servers. `ca` None: whom the system trusts, or $SSL_CERT_FILE."""
+    """Which servers the router trusts. Without `ca`: those that the system trusts, or $SSL_CERT_FILE."""
     if ca is not None:
         _check_readable("CA file", ca)
     try:

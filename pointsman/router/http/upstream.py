@@ -79,6 +79,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_sent = 0
         self._is_for_head = False
         self._is_last = False
+        self._is_paused = False
         self.idle_since = 0.0
         self._reset()
 
@@ -260,9 +261,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.close()
 
     def pause(self) -> None:
+        self._is_paused = True
         self._transport.pause_reading()
 
     def resume(self) -> None:
+        self._is_paused = False
         self._transport.resume_reading()
 
     def _remember(self, data: bytes) -> None:
@@ -284,7 +287,7 @@ class UpstreamConnection(asyncio.Protocol):
         )  # else the head was known, of a server that keeps connections open
         is_wanted = not has_parsed or (self._keeps_alive and not self._is_excessive)
         # A paused one would not notice that the server closes it.
-        if is_wanted and not self._is_last and self._transport.is_reading():
+        if is_wanted and not self._is_last and not self._is_paused:
             if has_parsed:
                 self._reset()
             self.idle_since = monotonic()

@@ -269,7 +269,7 @@ function showDecisions() {
 function showShadow() {
   const shadow = state.shadow;
   at("shadow").parentElement.hidden = !shadow;
-  if (!shadow) return write(at("agreement"), "None. POST /admin/shadow, or serve --shadow POLICY: it counts what another policy would have done.");
+  if (!shadow) return write(at("agreement"), "None. Start serve with --shadow POLICY, or POST /admin/shadow, to count what another policy would have done.");
   const asked = shadow.agreed + shadow.differed;
   write(at("agreement"), `${shadow.policy} would have decided the same in ${share(asked ? shadow.agreed / asked : null)} of `
     + `${whole(asked)} decisions${shadow.failures ? `; it failed ${whole(shadow.failures)} times` : ""}.`);

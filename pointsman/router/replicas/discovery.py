@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 class _BackendFile(Spec):
-    """Beside the backends, what `pointsman calibrate` writes for the simulator."""
+    """Keys beside the backends, which `pointsman calibrate` writes for the simulator."""
 
     backends: list[Backend | str]
     replica: Mapping[str, Any] = {}

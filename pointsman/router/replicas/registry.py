@@ -207,7 +207,9 @@ class Registry:
 
     def excluded(self, model: str | None, tried: Collection[int], now: float) -> Collection[int]:
         """Slots that may not get this request."""
-        excluded = self.without(model)
+        excluded = self._without.get(model)
+        if excluded is None:
+            excluded = self.without(model)
         if not tried and not self._returning and not self.probing:
             return excluded
         slots = {*excluded, *tried, *(r.slot for r in self.probing if r.num_outstanding > 0)}

@@ -16,19 +16,21 @@ from pointsman.router.config import Reliability
 from pointsman.router.logs import Log
 from pointsman.router.replicas.registry import Registry, Replica
 from pointsman.router.telemetry.metrics import Metrics
-from pointsman.routing.decider import AnyDecider, DeciderSource, RequestToPlace
+from pointsman.routing.decider import AnyDecider, Decider, DeciderSource, RequestToPlace
 from pointsman.routing.reasons import Kept, Reason, short
 from pointsman.routing.records import NEVER
 
 FALLBACK = "least-outstanding"
 PROBE = "probe"
 _NUM_REMEMBERED = 500
-MAX_UNCOUNTED = 128  # 0.8 of 26 µs a request less than with 32
+MAX_UNCOUNTED = 256
 HELD = "hold"
+_NOT_ASKED = "not asked"
 
 Why = Kept | str | None  # the policy's own, somebody else's, or none is known
-Remembered = tuple[float, str, str, str, int, float, int, int, Why]  # a `Decision`
 Verdict = Replica | str | None  # a replica, None to hold, or what is wrong with the policy
+# A `Decision` as it is kept, at a time of our clock, and what the shadow says.
+Remembered = tuple[float, str, Replica | None, str, int, float, int, int, Why, Verdict]
 
 
 class Placed(RequestToPlace, Protocol):
@@ -74,17 +76,18 @@ class DecisionMaker:
         self.policy = self.decided_by = policy  # the one in charge, and who made the last decision
         self.shadow = shadow
         self._shadow: AnyDecider | None = source(shadow) if shadow is not None else None
+        self._pair()
         self._last: deque[Remembered] = deque(maxlen=_NUM_REMEMBERED)
         # What `count` has not counted yet.
         self._latest: list[Remembered] = []
         self._took_s: list[float] = []
-        self._shadowed: list[tuple[Verdict, Verdict]] = []  # what the shadow says, and what was decided
 
     def switch(self, policy: str) -> None:
         """From the next decision on; what is wrong with the new policy shows before the old one goes."""
         decider = self._source(policy)
         self.count()
         self._decider = decider
+        self._pair()
         self.policy = policy
         self._num_failures = 0
         self._suspended_until = -math.inf
@@ -97,9 +100,23 @@ class DecisionMaker:
         shadow = self._source(policy) if policy is not None else None
         self.count()
         self._shadow = shadow
+        self._pair()
         self.shadow = policy
         self._log.event("shadow switched", policy=policy)
         self._tell()
+
+    def _pair(self) -> None:
+        """Let the policy ask its shadow, where that takes no time of its own. A network does, and it must not
+        be counted as the policy's."""
+        policy, shadow = self._decider, self._shadow
+        self._paired: Decider | None = None
+        if not isinstance(policy, Decider):
+            return
+        if isinstance(shadow, Decider) and not shadow.is_learned and shadow.books is policy.books:
+            self._paired = policy
+            policy.take_along(shadow)
+        else:
+            policy.take_along(None)
 
     def _tell(self) -> None:
         for listener in self.on_switch:
@@ -151,22 +168,23 @@ class DecisionMaker:
             self._metrics.fallbacks[found] += 1
             why = f", because {short(self.policy)} could not: {found}"
             found = self._registry.least_outstanding(excluded)
+            other = self._ask_shadow(request, queue_size, started, excluded)
         else:
             try:
                 why = self._decider.kept_reason()
             except Exception:  # a reason must not cost a request
                 why = None
-        if self._shadow is not None:
-            hold_until, request.hold_until = request.hold_until, NEVER  # what the shadow holds is not held
-            other = self._ask(self._shadow, request, queue_size, started, excluded)
-            request.hold_until = hold_until
-            self._shadowed.append((other, found))
-        self._remember(request, started, queue_size, by, found, why)
+            if self._paired is not None:
+                other = self._registry.by_slot.get(self._paired.shadow_action - 1)
+            else:
+                other = self._ask_shadow(request, queue_size, started, excluded)
+        self._remember(request, started, queue_size, by, found, why, other)
         return found
 
     def probed(self, request: Placed, now: float, queue_size: int, replica: Replica) -> None:
         """Not a decision of the policy: the breaker of this replica is half-open."""
-        self._remember(request, now, queue_size, PROBE, replica, ", which has failed before, as a trial")
+        why = ", which has failed before, as a trial"
+        self._remember(request, now, queue_size, PROBE, replica, why, _NOT_ASKED)
 
     def explain(self) -> dict[str, Any]:
         """The last decision, in the policy's own terms where it was the policy's."""
@@ -181,6 +199,16 @@ class DecisionMaker:
     def sentence(self) -> str:
         """Why the last decision was as it was."""
         return _as_decision((self._latest or self._last)[-1]).why
+
+    def _ask_shadow(
+        self, request: RequestToPlace, queue_size: int, now: float, excluded: Collection[int]
+    ) -> Verdict:
+        if self._shadow is None:
+            return None
+        hold_until, request.hold_until = request.hold_until, NEVER  # what the shadow holds is not held
+        found = self._ask(self._shadow, request, queue_size, now, excluded)
+        request.hold_until = hold_until
+        return found
 
     def _ask(
         self,
@@ -206,21 +234,29 @@ class DecisionMaker:
         return replica
 
     def _remember(
-        self, request: Placed, now: float, queue_size: int, by: str, replica: Replica | None, why: Why
+        self,
+        request: Placed,
+        now: float,
+        queue_size: int,
+        by: str,
+        replica: Replica | None,
+        why: Why,
+        shadow: Verdict,
     ) -> None:
         latest = self._latest
         self.decided_by = by
         latest.append(
             (
-                time(),
+                now,
                 by,
-                replica.name if replica is not None else HELD,
+                replica,
                 request.request_id,
                 request.prompt_tokens,
                 now - request.arrived_at,
                 queue_size,
                 request.session,
                 why,
+                shadow,
             )
         )
         if len(latest) >= MAX_UNCOUNTED:
@@ -231,20 +267,20 @@ class DecisionMaker:
         metrics = self._metrics
         latest, self._latest = self._latest, []
         self._last.extend(latest)
-        metrics.decisions.update([one[1:3] for one in latest])
         took_s, self._took_s = self._took_s, []
         if took_s:
             metrics.decision_s[self.policy].observe_all(took_s)
-        shadowed, self._shadowed = self._shadowed, []
-        if self.shadow is None or not shadowed:
-            return
         shadow = self.shadow
-        for (other, found), num in Counter(shadowed).items():
+        alike = Counter([(one[1], one[2], one[-1]) for one in latest])
+        for (by, replica, other), num in alike.items():
+            metrics.decisions[by, _name(replica)] += num
+            if shadow is None or other == _NOT_ASKED:
+                continue
             if isinstance(other, str):
                 metrics.shadow_failures[shadow] += num
             else:
-                metrics.shadow_decisions[shadow, HELD if other is None else other.name] += num
-                metrics.shadow_agreement[shadow, other is found] += num
+                metrics.shadow_decisions[shadow, _name(other)] += num
+                metrics.shadow_agreement[shadow, other is replica] += num
 
     def _succeeded(self) -> None:
         self._num_failures = 0
@@ -262,9 +298,18 @@ class DecisionMaker:
             self._num_failures = 0
 
 
+def _name(replica: Replica | None) -> str:
+    return HELD if replica is None else replica.name
+
+
 def _as_decision(one: Remembered) -> Decision:
-    _, by, replica, *_, why = one
+    at, by, replica, request_id, prompt_tokens, waited_s, queue_size, session, why, _ = one
     if isinstance(why, tuple):
-        return Decision(*one[:-1], Reason(*why).sentence())
-    did = "holds it" if replica == HELD else f"sent it to {short(replica)}"
-    return Decision(*one[:-1], f"{short(by)} {did}{why or ', without saying why'}.")
+        sentence = Reason(*why).sentence()
+    else:
+        did = "holds the request" if replica is None else f"sent the request to {short(replica.name)}"
+        sentence = f"{short(by)} {did}{why or ', without saying why'}."
+    at += time() - monotonic()
+    return Decision(
+        at, by, _name(replica), request_id, prompt_tokens, waited_s, queue_size, session, sentence
+    )

@@ -44,31 +44,47 @@ _WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 class Exchange:
     """A job of a client connection, a receiver of an upstream connection, and what the dispatcher places."""
 
-    # These are defaults of the class: most requests change few of them, and setting all for each takes time.
-    tried: Collection[int] = ()
-    hold_until = NEVER
-    size = 0
-    num_retries = 0
-    cached_tokens: int | None = None  # of the prompt, if the server told
-    replica_name = NO_REPLICA
-    decided_by = NO_POLICY
-    _replica: Replica | None = None
-    _ticket = 0
-    _dialling: asyncio.Task[None] | None = None
-    _connection: UpstreamConnection | None = None
-    _explanation: bytes | None = None
-    hedge: Hedge | None = None
-    _was_hedged = False
-    _is_paused = False
-    # The answer.
-    first_byte_at: float | None = None
-    _status = 0
-    _has_head = False
-    _is_sse = False
-    _write_raw: Callable[[bytes], None] | None = None
-    _num_tokens = 0
-    _last = b""
-    _last_but_one = b""
+    __slots__ = (
+        "_client",
+        "_connection",
+        "_dialling",
+        "_has_head",
+        "_id_line",
+        "_is_paused",
+        "_is_sse",
+        "_last",
+        "_last_but_one",
+        "_moved_at",
+        "_num_tokens",
+        "_own_lines",
+        "_proxy",
+        "_replica",
+        "_status",
+        "_streams",
+        "_ticket",
+        "_was_hedged",
+        "_write_raw",
+        "arrived_at",
+        "cached_tokens",
+        "decided_by",
+        "first_byte_at",
+        "generates",
+        "hedge",
+        "hold_until",
+        "links",
+        "max_tokens",
+        "model",
+        "num_retries",
+        "priority",
+        "prompt_tokens",
+        "replica_name",
+        "request",
+        "request_id",
+        "session",
+        "session_name",
+        "size",
+        "tried",
+    )
 
     def __init__(
         self,
@@ -83,19 +99,45 @@ class Exchange:
         self._client = client
         self.request = request
         self.request_id = request_id
-        self._id_line = b"x-request-id: %b\r\n" % request_id.encode()
+        self._id_line = self._own_lines = f"x-request-id: {request_id}\r\n".encode()
         self.model = facts.model
         estimate = facts.prompt_tokens
         self.prompt_tokens = estimate if facts.is_counted else proxy.books.prompt_length(estimate)
         hash_prompt = proxy.hash_prompt
-        self.links = hash_prompt(facts.text, self.prompt_tokens, *facts.marks) if hash_prompt else b""
+        first_mark, second_mark = facts.marks
+        self.links = b""
+        if hash_prompt is not None:
+            self.links = hash_prompt(facts.text, self.prompt_tokens, first_mark, second_mark)
         self.session_name = facts.session
         self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NOBODY
         self.max_tokens = facts.max_tokens
         self.priority = priority
-        self.arrived_at = self._moved_at = monotonic()
-        self._streams = facts.is_stream
         self.generates = facts.generates
+        self.tried: Collection[int] = ()
+        self.hold_until = NEVER
+        self.size = 0
+        self.num_retries = 0
+        self.arrived_at = self._moved_at = monotonic()
+        # Where it went.
+        self.replica_name = NO_REPLICA
+        self.decided_by = NO_POLICY
+        self._replica: Replica | None = None
+        self._ticket = 0
+        self._dialling: asyncio.Task[None] | None = None
+        self._connection: UpstreamConnection | None = None
+        self.hedge: Hedge | None = None
+        self._was_hedged = False
+        self._is_paused = False
+        # The answer.
+        self._streams = facts.is_stream
+        self.first_byte_at: float | None = None
+        self.cached_tokens: int | None = None  # of the prompt, if the server told
+        self._status = 0
+        self._has_head = False
+        self._is_sse = False
+        self._write_raw: Callable[[bytes], None] | None = None
+        self._num_tokens = 0
+        self._last = self._last_but_one = b""
 
     # --- what the dispatcher says ---
 
@@ -106,7 +148,8 @@ class Exchange:
         self._moved_at = now = monotonic()
         self.decided_by = proxy.decisions.decided_by
         if self.request.head.wish.is_explained:
-            self._explanation = proxy.decisions.sentence().encode("ascii", "replace")
+            sentence = proxy.decisions.sentence().encode("ascii", "replace")
+            self._own_lines = b"%bx-pointsman-decision: %b\r\n" % (self._id_line, sentence)
         self._ticket = proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
         replica.num_outstanding += 1
         replica.num_sent += 1
@@ -168,7 +211,7 @@ class Exchange:
                 replica.has_gauges = True
                 self._proxy.books.scraped(replica.slot, None, *read_load(value), now)
         lines = passed_to_client(headers)
-        lines.append(self._own_lines())
+        lines.append(self._own_lines)
         self._client.begin(status, reason, b"".join(lines), length)
         self._write_raw = self._client.write_raw
 
@@ -207,7 +250,7 @@ class Exchange:
         if self.hedge is not None:
             self.hedge.cancel()
         self._completed(data[-8192:])
-        self._client.pass_on(head, self._own_lines(), data)
+        self._client.pass_on(head, self._own_lines, data)
 
     def _completed(self, tail: bytes) -> None:
         """All of the answer is there; `tail` is its end."""
@@ -304,12 +347,6 @@ class Exchange:
             )
 
     # --- within ---
-
-    def _own_lines(self) -> bytes:
-        """The headers that we add to an answer."""
-        if self._explanation is None:
-            return self._id_line
-        return b"%bx-pointsman-decision: %b\r\n" % (self._id_line, self._explanation)
 
     def _can_retry(self) -> bool:
         assert self._replica is not None

@@ -136,33 +136,25 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
     decode = wish.decode
     if decode is None:
         return RequestFacts(prompt_tokens=1 + len(raw) // _BYTES_PER_TOKEN, session=wish.session)
+    is_counted = False
     try:
         if not raw.isascii():
             raw.decode()  # what is skipped is not checked to be UTF-8 otherwise
         body: Any = decode(raw)
-        kind = type(body)
-        num_counted = None
-        text, marks = b"", (0, 0)
-        if kind is _Chat:
+        if type(body) is _Chat:
             prompt_tokens, text, marks = _read_chat(body)
-        elif kind is _Body:
-            prompt_tokens = len(raw) // _BYTES_PER_TOKEN
         else:
-            prompt = body.prompt if kind is _Completion else body.input
-            num_counted = _num_ids(prompt)
-            prompt_tokens = _tokens(prompt) if num_counted is None else num_counted
-            if wish.generates:
-                text = _prompt_text(body.model or "", prompt)
+            prompt_tokens, text, is_counted = _read_other(body, raw, wish.generates)
+            marks = (0, 0)
     except msgspec.ValidationError as error:
         return refusal(400, f"the body is wrong: {error}")
     except (ValueError, RecursionError):  # a DecodeError is a ValueError
         return refusal(400, "the body is not valid JSON in UTF-8")
-    session = body.user if wish.session is None and type(body.user) is str else wish.session
+    session = wish.session
+    if session is None and type(body.user) is str:
+        session = body.user
     limit = body.max_tokens or body.max_completion_tokens or body.max_output_tokens
     max_tokens = limit if type(limit) is int and 0 < limit <= MAX_TOKENS else UNKNOWN
-    is_counted = num_counted is not None
-    if not is_counted:
-        prompt_tokens += 1
     return RequestFacts(
         body.model,
         body.stream is True,
@@ -174,6 +166,19 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
         marks,
         is_counted,
     )
+
+
+def _read_other(body: Any, raw: bytes, generates: bool) -> tuple[int, bytes, bool]:
+    """Tokens and text of a prompt that is no chat, and whether those tokens were counted."""
+    kind = type(body)
+    if kind is _Body:
+        return 1 + len(raw) // _BYTES_PER_TOKEN, b"", False
+    prompt = body.prompt if kind is _Completion else body.input
+    text = _prompt_text(body.model or "", prompt) if generates else b""
+    num_counted = _num_ids(prompt)
+    if num_counted is not None:
+        return num_counted, text, True
+    return 1 + _tokens(prompt), text, False
 
 
 def _num_ids(prompt: Any) -> int | None:
@@ -198,10 +203,12 @@ def _prompt_text(model: str, prompt: str | list[Any]) -> bytes:
 def _read_chat(body: _Chat) -> tuple[int, bytes, tuple[int, int]]:
     """Tokens and text of a chat's prompt, and the lengths of what others may begin with."""
     messages = body.messages
-    parts = [body.model or "", bytes(body.tools).decode()] if body.tools else [body.model or ""]
+    parts = [body.model or ""]
+    if body.tools:
+        parts.append(bytes(body.tools).decode())
     num_first = len(parts) + 2
     num_before_answer = num_characters = 0
-    num_tokens = _TOKENS_PER_MESSAGE * len(messages)
+    num_tokens = 1 + _TOKENS_PER_MESSAGE * len(messages)
     for message in messages:
         content, role = message.content, message.role or ""
         if type(content) is str and message.tool_calls is None:
@@ -211,13 +218,15 @@ def _read_chat(body: _Chat) -> tuple[int, bytes, tuple[int, int]]:
             num_tokens += more
         if role == "assistant":
             num_before_answer = len(parts)
-        parts += role, content
+        parts.append(role)
+        parts.append(content)
     joined = _BETWEEN.join(parts)
     text = joined.encode()
-    num_tokens += (num_characters + len(text) - len(joined)) // _BYTES_PER_TOKEN
+    num_bytes = len(text)
+    num_tokens += (num_characters + num_bytes - len(joined)) // _BYTES_PER_TOKEN
     if len(parts) <= num_first:
-        return num_tokens, text, (len(text), 0)
-    is_ascii = len(text) == len(joined)
+        return num_tokens, text, (num_bytes, 0)
+    is_ascii = num_bytes == len(joined)
     marks = _length(parts[:num_first], is_ascii), _length(parts[:num_before_answer], is_ascii)
     return num_tokens, text, marks
 

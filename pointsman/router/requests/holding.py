@@ -218,18 +218,19 @@ class Dispatcher:
             return True
         must_send = waited_s >= self._max_hold_s
         replica = self._decisions.decide(request, queue_size, excluded, must_send)
-        if replica is not None and not must_send and self._gives_way(request, now):
+        if replica is None:
+            self._gave_way_at = None
+            return False
+        if self.elsewhere is not None and not must_send and self._gives_way(self.elsewhere, request, now):
             return False
         self._gave_way_at = None
-        if replica is None:
-            return False
         request.send(replica)
         return True
 
-    def _gives_way(self, request: Waiting, now: float) -> bool:
+    def _gives_way(self, elsewhere: Elsewhere, request: Waiting, now: float) -> bool:
         """Whether a request of another router, whose turn it is, should have the place. It gets it first;
         what it has not taken after `_TURN_S` it cannot use."""
-        if self.elsewhere is None or not self.elsewhere.goes_before(request, now):
+        if not elsewhere.goes_before(request, now):
             return False
         if self._gave_way_at is None:
             self._gave_way_at = now

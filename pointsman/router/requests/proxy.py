@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable
 from itertools import count
-from time import time
 from typing import Any
+
+import numpy as np
 
 from pointsman.router.config import Settings
 from pointsman.router.http.downstream import ClientConnection
@@ -24,14 +24,15 @@ from pointsman.router.http.messages import (
 )
 from pointsman.router.http.service import Job, Later
 from pointsman.router.keys import Keys
-from pointsman.router.logs import Log, RequestLine, microseconds
+from pointsman.router.logs import Log
 from pointsman.router.replicas.registry import Registry
-from pointsman.router.requests.decisions import MAX_UNCOUNTED, DecisionMaker
+from pointsman.router.requests.decisions import DecisionMaker
 from pointsman.router.requests.exchange import Exchange
 from pointsman.router.requests.facts import RequestFacts, read_facts, read_wish
 from pointsman.router.requests.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
+from pointsman.router.telemetry.ended import MAX_ENDED, EndedRequests
 from pointsman.router.telemetry.exposition import Exposition
-from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA, Answers, Metrics
+from pointsman.router.telemetry.metrics import LATENCY_S, NO_POLICY, NO_REPLICA, Metrics
 from pointsman.router.telemetry.recording import Recorder, Speed
 from pointsman.routing.books import Books
 from pointsman.routing.hashing import PromptHasher
@@ -50,7 +51,7 @@ _OWN = frozenset(
         b"x-pointsman-decision",
     )
 )
-_COUNT_S = 0.02  # at most, until metrics know what has happened
+_LATENCY_S = np.array(LATENCY_S, np.float64)
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -81,8 +82,7 @@ class Proxy:
         self.ask_leader: Callable[[], Awaitable[bytes]] | None = None  # for the metrics of all processes
         self.clients: set[ClientConnection] = set()
         self.active: set[Exchange] = set()
-        self._is_count_planned = False
-        self._uncounted: list[tuple[Exchange, int, str, int, int, float]] = []
+        self._ended = EndedRequests()
         self._exposition = exposition
         self._log = log
         self._keys = keys
@@ -167,84 +167,28 @@ class Proxy:
         output_tokens: int,
         now: float,
     ) -> None:
-        """The client has its answer, or will not get one. `count` does the rest."""
+        """The client has its answer, or will not get one.
+
+        `count` does the rest: at the next tick, and before anybody reads the metrics.
+        """
         self.active.discard(exchange)
-        exchange.request.body = b""  # some hundred may wait to be counted, and bodies may be large
         if self.dispatcher.num_held:
             self.dispatcher.wake()
-        self._uncounted.append((exchange, status, outcome, prompt_tokens, output_tokens, now))
-        if len(self._uncounted) >= MAX_UNCOUNTED:
+        if self._ended.add(exchange, status, outcome, prompt_tokens, output_tokens, now) == MAX_ENDED:
             self.count()
-        elif not self._is_count_planned:
-            self._is_count_planned = True
-            asyncio.get_running_loop().call_later(_COUNT_S, self._count_now)
-
-    def _count_now(self) -> None:
-        self._is_count_planned = False
-        self.count()
 
     def count(self) -> None:
         """Metrics, log and record of what has happened. After each exchange this would take twice as long as
         for some in a row."""
         self.decisions.count()
-        recorder = self._recorder
-        uncounted, self._uncounted = self._uncounted, []
-        answers: dict[tuple[str, str], Answers] = {}
-        lines: list[RequestLine] = []
-        speeds: dict[str, Speed] = {}
-        at = microseconds(time())
-        for exchange, status, outcome, prompt_tokens, output_tokens, now in uncounted:
-            arrived_at, first, replica = exchange.arrived_at, exchange.first_byte_at, exchange.replica_name
-            policy = exchange.decided_by
-            alike = answers.get((replica, policy))
-            if alike is None:
-                alike = answers[replica, policy] = Answers()
-            alike.statuses.append(status)
-            ttft_s = None
-            if first is not None:
-                ttft_s = int((first - arrived_at) * 1e6) / 1e6
-                alike.ttfts_s.append(ttft_s)
-            e2e_s = int((now - arrived_at) * 1e6) / 1e6
-            alike.e2es_s.append(e2e_s)
-            if exchange.generates:
-                if outcome == "completed":
-                    alike.prompt_tokens += prompt_tokens
-                    alike.output_tokens += output_tokens
-                if recorder is not None:
-                    speed = speeds.get(replica) or speeds.setdefault(replica, self._speed(replica))
-                    recorder.add(
-                        arrived_at,
-                        prompt_tokens,
-                        output_tokens,
-                        exchange.session_name,
-                        outcome,
-                        policy,
-                        replica,
-                        ttft_s,
-                        e2e_s,
-                        speed,
-                        exchange.cached_tokens,
-                        exchange.links,
-                    )
-            lines.append(
-                RequestLine(
-                    at,
-                    "request",
-                    exchange.request_id,
-                    exchange.request.head.wish.path,
-                    status,
-                    outcome,
-                    replica,
-                    policy,
-                    ttft_s,
-                    e2e_s,
-                    prompt_tokens,
-                    output_tokens,
-                    exchange.num_retries,
-                )
-            )
-        self.metrics.answered(answers)
-        self._log.requests(lines)
+        if not len(self._ended):
+            return
+        ended, self._ended = self._ended, EndedRequests()
+        for kind, totals in ended.tallies(_LATENCY_S):
+            self.metrics.answered(kind, totals)
+        self._log.requests(ended)
+        if self._recorder is not None:
+            self._recorder.add(ended, self._speed)
 
     def _speed(self, name: str) -> Speed:
         """What a replica's speed is taken to be; it may be gone."""

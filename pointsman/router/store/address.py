@@ -27,7 +27,7 @@ class StoreAddress:
     password: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        """Without the password."""
+        """The address without its password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"redis{'s' if self.is_tls else ''}://{host}:{self.port}/{self.name}"
 
@@ -59,7 +59,7 @@ def parse_store(url: str, ca: Path | None = None) -> StoreAddress:
         raise InputError(OPTION, "…", f"is no URL ({error})", _REMEDY) from None
     shown = f"…@{url.rpartition('@')[2]}" if "@" in url else url
     if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query or parts.fragment:
-        raise InputError(OPTION, shown, "is no address of a Redis or Valkey store", _REMEDY)
+        raise InputError(OPTION, shown, "is not the address of a Redis or Valkey store", _REMEDY)
     name = parts.path.removeprefix("/")
     if not _NAME.match(name):
         raise InputError(OPTION, shown, "names no group of routers", _REMEDY)
@@ -67,7 +67,7 @@ def parse_store(url: str, ca: Path | None = None) -> StoreAddress:
     if ca is not None and not is_tls:
         raise InputError("--share-ca", str(ca), "given for a store without TLS", "use rediss://")
     if ca is not None and not ca.is_file():
-        raise InputError("--share-ca", str(ca), "is no file", "name a PEM file")
+        raise InputError("--share-ca", str(ca), "is not a file", "name a PEM file")
     return StoreAddress(
         host=parts.hostname,
         port=_PORT if port is None else port,

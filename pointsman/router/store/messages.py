@@ -95,7 +95,7 @@ def to_wire(book: Book, now: float) -> tuple[bytes, bytes]:
 
 
 def from_wire(message: Message, now: float) -> dict[int, NDArray[np.float64]]:
-    """By key, a column of signals in terms of our clock."""
+    """Columns of signals by key, in terms of our clock."""
     if message.layout != LAYOUT:
         raise MessageError("shares other signals: it is another version of pointsman")
     num_replicas, rest = divmod(len(message.keys), 8)

@@ -11,6 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from pointsman.router.telemetry.ended import EndTotals, Kind
+
 # Close enough for percentiles, interpolated between two bounds, that can be compared.
 LATENCY_S = (
     *(0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
@@ -46,10 +50,8 @@ class Histogram:
         self.total += value
 
     def observe_all(self, values: Sequence[float]) -> None:
-        counts, bounds = self.counts, self.bounds
-        for value in values:
-            counts[bisect_left(bounds, value)] += 1
-        self.total += sum(values)
+        buckets = np.searchsorted(self.bounds, values)
+        self.add(np.bincount(buckets, minlength=len(self.counts)).tolist(), sum(values))
 
     def take(self) -> tuple[list[int], float]:
         taken = self.counts, self.total
@@ -66,18 +68,6 @@ class Histogram:
             running += count
             rows.append((str(bound), float(running)))
         return rows
-
-
-class Answers:
-    """How some requests ended that the same policy sent to the same replica."""
-
-    __slots__ = ("e2es_s", "output_tokens", "prompt_tokens", "statuses", "ttfts_s")
-
-    def __init__(self) -> None:
-        self.statuses: list[int] = []
-        self.ttfts_s: list[float] = []
-        self.e2es_s: list[float] = []
-        self.prompt_tokens = self.output_tokens = 0  # of those that were completed
 
 
 class Sharing:
@@ -148,17 +138,16 @@ class Metrics:
             for key, one in taken[name]:
                 getattr(self, name)[_key(key)].add(*one)
 
-    def answered(self, answers: Mapping[tuple[str, str], Answers]) -> None:
-        """Some requests are over, by replica and policy."""
-        for key, alike in answers.items():
-            for status, count in Counter(alike.statuses).items():
-                self.requests[*key, status] += count
-            if alike.ttfts_s:
-                self.ttft_s[key].observe_all(alike.ttfts_s)
-            self.e2e_s[key].observe_all(alike.e2es_s)
-            if alike.prompt_tokens or alike.output_tokens:
-                self.tokens[*key, "prompt"] += alike.prompt_tokens
-                self.tokens[*key, "output"] += alike.output_tokens
+    def answered(self, kind: Kind, totals: EndTotals) -> None:
+        """Some requests are over."""
+        _, status, outcome, replica, policy, _, generates = kind
+        self.requests[replica, policy, status] += sum(totals.e2e_counts)
+        if any(totals.ttft_counts):
+            self.ttft_s[replica, policy].add(totals.ttft_counts, totals.ttft_s)
+        self.e2e_s[replica, policy].add(totals.e2e_counts, totals.e2e_s)
+        if generates and outcome == "completed":
+            self.tokens[replica, policy, "prompt"] += totals.prompt_tokens
+            self.tokens[replica, policy, "output"] += totals.output_tokens
 
 
 def _key(key: Any) -> Any:

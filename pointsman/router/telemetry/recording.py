@@ -9,25 +9,37 @@ output is written with 1 token, the least a trace can hold; `outcome` tells it a
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from pointsman.compiled.jit import direct
-from pointsman.compiled.memory import address_of, bytes_at
 from pointsman.errors import InputError
-from pointsman.routing.hashing import BLOCK_BYTES, LINK_BYTES, MAX_LINKS, hash_blocks
+from pointsman.router.telemetry.ended import (
+    ARRIVED_AT,
+    CACHED_TOKENS,
+    E2E_S,
+    KIND,
+    NUM_LINK_BYTES,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    SESSION,
+    SPEED,
+    TTFT_S,
+    EndedRequests,
+    Kind,
+)
+from pointsman.router.telemetry.lines import Lines
 
-BLOCK_TOKENS = 128  # of a block, about; how long readers take it to be
 _MAX_BUFFERED = 1000
-_NUM_AT_ONCE = 32  # lines that become bytes together: more are no longer in the processor's cache
-_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Speed(NamedTuple):
@@ -39,26 +51,7 @@ class Speed(NamedTuple):
     error: float | None  # relative standard error of a typical step; None: not known
 
 
-_AS_BEFORE = Speed(None, None, None, None)
-
-
-class _Line(msgspec.Struct, gc=False, omit_defaults=True):
-    arrived_at: float  # seconds since recording began
-    num_prefill_tokens: int
-    num_decode_tokens: int
-    session_id: str | None  # a hash
-    outcome: str
-    policy: str  # who sent it where it went
-    server: str | None
-    ttft_s: float | None  # None: it did not stream
-    e2e_s: float
-    # A `Speed`, as it was when the request was over.
-    step_floor_s: float | None = None
-    decode_s_per_token: float | None = None
-    prefill_s_per_token: float | None = None
-    speed_error: float | None = None
-    num_cached_tokens: int | None = None  # of the prompt, as its server counted; None: it did not say
-    block_hashes: list[int] = []
+_SPEED_NAMES = (*Speed._fields[:3], "speed_error")
 
 
 @dataclass(frozen=True)
@@ -86,69 +79,56 @@ class Recorder:
         self._file = recording.path.open("ab", buffering=0)
         self._started_at = recording.started_at
         self._salt = recording.salt
-        self._salt_words = np.frombuffer(recording.salt, np.int64).tolist()
-        self._hash_blocks = direct(hash_blocks, "iiiiiiiii")
-        self._lines: list[_Line] = []
-        self._links: list[bytes] = []  # of their prompts
-        self._encoded: list[bytes] = []  # lines before those, some in each
-        self._counts = np.zeros((2, _NUM_AT_ONCE), np.int64)
-        self._hashes = np.zeros(_NUM_AT_ONCE * MAX_LINKS, np.int64)
-        self._counts_at, self._hashes_at = address_of(self._counts), address_of(self._hashes)
+        low, high = np.frombuffer(recording.salt, np.int64).tolist()
+        self._key = low, high
+        self._lines = _lines()
+        self._encoded: list[bytes] = []
+        self._num_lines = 0  # in there
         self._speeds: dict[str, Speed] = {}  # by server, as last written
         self._num_lost = 0
 
-    def add(
-        self,
-        arrived_at: float,
-        prompt_tokens: int,
-        output_tokens: int,
-        session: str | None,
-        outcome: str,
-        policy: str,
-        server: str,
-        ttft_s: float | None,
-        e2e_s: float,
-        speed: Speed,
-        cached_tokens: int | None,
-        links: bytes,
-    ) -> None:
-        """`arrived_at` of the router's clock, `session` as the client gave it, `links` of the prompt."""
-        if self._speeds.get(server) == speed:
-            speed = _AS_BEFORE
-        else:
-            self._speeds[server] = speed
-        self._lines.append(
-            _Line(
-                int((arrived_at - self._started_at) * 1e6) / 1e6,
-                prompt_tokens or 1,
-                output_tokens or 1,
-                self._hash(session) if session else None,
-                outcome,
-                policy,
-                server or None,
-                ttft_s,
-                e2e_s,
-                *speed,
-                cached_tokens,
-            )
+    def add(self, ended: EndedRequests, speed_of: Callable[[str], Speed]) -> None:
+        """Write a line for each that asked for text. `speed_of`: how fast a server is taken to be."""
+        rows = ended.rows.copy()
+        rows[:, ARRIVED_AT] -= self._started_at
+        tokens = rows[:, PROMPT_TOKENS : OUTPUT_TOKENS + 1]
+        np.maximum(tokens, 1.0, out=tokens)
+        kinds = ended.kinds
+        groups = (
+            ["written" if generates else "" for *_, generates in kinds],
+            ["null", *map(self._hash, ended.sessions)],
+            list(map(_before, kinds)),
+            self._changed_speeds(ended, rows, speed_of),
         )
-        self._links.append(links)
-        if len(self._lines) == _NUM_AT_ONCE:
-            self._encode()
-            if len(self._encoded) * _NUM_AT_ONCE > _MAX_BUFFERED:
-                self.flush()
+        self._encoded.append(self._lines.write(rows, groups, ended.links, NUM_LINK_BYTES, self._key))
+        self._num_lines += len(rows)
+        if self._num_lines > _MAX_BUFFERED:
+            self.flush()
 
-    def _encode(self) -> None:
-        lines, self._lines = self._lines, []
-        links, self._links = self._links, []
-        self._add_hashes(lines, links)
-        self._encoded.append(_encode_lines(lines))
+    def _changed_speeds(
+        self, ended: EndedRequests, rows: NDArray[np.float64], speed_of: Callable[[str], Speed]
+    ) -> list[str]:
+        """What rows say of their server's speed: nothing, but for the first of a server where it has changed.
+
+        Column SPEED of a row tells which.
+        """
+        texts = [""]
+        servers: set[str] = set()
+        for (*_, server, _, _, generates), first in zip(ended.kinds, ended.firsts, strict=True):
+            if not generates or server in servers:
+                continue
+            servers.add(server)
+            speed = speed_of(server)
+            if self._speeds.get(server) != speed:
+                self._speeds[server] = speed
+                rows[first, SPEED] = len(texts)
+                texts.append(_speed_text(speed))
+        return texts
 
     def flush(self) -> None:
-        if self._lines:
-            self._encode()
         if self._encoded:
             encoded, self._encoded = b"".join(self._encoded), []
+            self._num_lines = 0
             try:
                 self._file.write(encoded)
             except OSError:  # a full disk must not stop the router
@@ -164,26 +144,44 @@ class Recorder:
         self.flush()
         self._file.close()
 
-    def _add_hashes(self, lines: list[_Line], links: list[bytes]) -> None:
-        """One for each full block that a prompt has tokens for. Of many requests at once: one by one they
-        would take as long as all the rest."""
-        table, num_lines, counts = b"".join(links), len(lines), self._counts
-        counts[0, :num_lines] = [len(one) // LINK_BYTES for one in links]
-        counts[1, :num_lines] = [line.num_prefill_tokens // BLOCK_TOKENS for line in lines]
-        num_hashes = self._hash_blocks(
-            bytes_at(table),
-            self._counts_at,
-            self._hashes_at,
-            len(table) // LINK_BYTES,
-            num_lines,
-            _NUM_AT_ONCE,
-            BLOCK_BYTES,
-            *self._salt_words,
-        )
-        found, first = self._hashes[:num_hashes].tolist(), 0
-        for line, count in zip(lines, counts[1, :num_lines].tolist(), strict=True):
-            line.block_hashes = found[first : first + count]
-            first += count
-
     def _hash(self, session: str) -> str:
-        return blake2b(session.encode(), digest_size=8, key=self._salt).hexdigest()
+        return f'"{blake2b(session.encode(), digest_size=8, key=self._salt).hexdigest()}"'
+
+
+def _lines() -> Lines:
+    lines = Lines()
+    lines.only_if(KIND)
+    lines.text('{"arrived_at":')
+    lines.seconds(ARRIVED_AT)
+    lines.text(',"num_prefill_tokens":')
+    lines.integer(PROMPT_TOKENS)
+    lines.text(',"num_decode_tokens":')
+    lines.integer(OUTPUT_TOKENS)
+    lines.text(',"session_id":')
+    lines.one_of(SESSION)
+    lines.one_of(KIND)
+    lines.seconds(TTFT_S)
+    lines.text(',"e2e_s":')
+    lines.seconds(E2E_S)
+    lines.one_of(SPEED)
+    lines.integer_if_known(',"num_cached_tokens":', CACHED_TOKENS)
+    lines.hashes(',"block_hashes":[', PROMPT_TOKENS)
+    lines.text("}\n")
+    return lines
+
+
+def _speed_text(speed: Speed) -> str:
+    known = {name: figure for name, figure in zip(_SPEED_NAMES, speed, strict=True) if figure is not None}
+    return f",{_plain(known)}" if known else ""
+
+
+@lru_cache
+def _before(kind: Kind) -> str:
+    """What stands between the session and the next number."""
+    _, _, outcome, replica, policy, *_ = kind
+    return f',{_plain({"outcome": outcome, "policy": policy, "server": replica or None})},"ttft_s":'
+
+
+def _plain(about: dict[str, Any]) -> str:
+    """The fields as JSON writes them, without brackets."""
+    return json.dumps(about, separators=(",", ":"))[1:-1]

@@ -95,9 +95,9 @@ def test_what_is_no_certificate_is_refused(authority: Authority, certificate: Pa
     for cert, key, problem in (
         (tmp_path / "nowhere", None, "cannot be read"),
         (certificate, tmp_path / "nowhere", "cannot be read"),
-        (authority.ca, None, "no certificate with its key"),
-        (certificate, other, "no certificate with its key"),
-        (certificate, locked, "no certificate with its key"),
+        (authority.ca, None, "not a certificate with its key"),
+        (certificate, other, "not a certificate with its key"),
+        (certificate, locked, "not a certificate with its key"),
         (None, certificate, "without a certificate"),
     ):
         with pytest.raises(InputError, match=problem):

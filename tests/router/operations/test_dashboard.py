@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pointsman.routing.policy  # noqa: F401  (a router has it long before somebody switches)
@@ -23,7 +24,8 @@ from pointsman.router.operations import dashboard
 from pointsman.router.replicas.registry import Registry
 from pointsman.router.telemetry import history
 from pointsman.router.telemetry.history import NUM_SAMPLES, SAMPLE_S, History, quantile
-from pointsman.router.telemetry.metrics import LATENCY_S, Answers, Histogram, Metrics
+from pointsman.router.telemetry.metrics import LATENCY_S, Histogram, Metrics
+from tests.router.ended import Over, ended
 from tests.router.fakes import HOLD, FakeBooks
 from tests.router.harness import SECRET, admin, cluster, post, run, until
 from tests.router.mock import gated, ok, reset, status
@@ -46,22 +48,20 @@ def test_percentiles_are_in_the_bucket_of_the_true_ones() -> None:
     assert quantile({0: 2}, 0.5) == LATENCY_S[0] / 2
 
 
-def answers(status: int, e2e_s: float, ttft_s: float | None = None) -> Answers:
-    one = Answers()
-    one.statuses, one.e2es_s = [status], [e2e_s]
-    one.ttfts_s = [] if ttft_s is None else [ttft_s]
-    return one
+def answer(metrics: Metrics, *ones: Over) -> None:
+    for kind, totals in ended(*ones).tallies(np.array(LATENCY_S, np.float64)):
+        metrics.answered(kind, totals)
 
 
 def test_history_forgets_what_is_old_and_keeps_the_rest() -> None:
     metrics = Metrics()
     past = History(metrics, Registry(FakeBooks(), Settings()), now=0.0)
     for index in range(3 * NUM_SAMPLES):
-        done = answers(200, 2.0 if index < NUM_SAMPLES else 0.4, ttft_s=0.02)
-        metrics.answered({("a", "p"): done, ("gone", "p"): answers(500, 0.1)})
+        done = Over(e2e_s=2.0 if index < NUM_SAMPLES else 0.4, ttft_s=0.02)
+        answer(metrics, done, Over(replica_name="gone", status=500, outcome="error", e2e_s=0.1))
         past.tick((index + 1) * SAMPLE_S - 0.1)  # too early
         past.tick((index + 1) * SAMPLE_S)
-    metrics.answered({("a", "p"): answers(200, 0.4)})
+    answer(metrics, Over(e2e_s=0.4))
     over_s, lately = past.lately(3 * NUM_SAMPLES * SAMPLE_S + 1.0)
     assert over_s == pytest.approx(NUM_SAMPLES * SAMPLE_S + 1.0)
     assert lately["answers"] == {("a", "p", 200): NUM_SAMPLES + 1, ("gone", "p", 500): NUM_SAMPLES}

@@ -15,7 +15,10 @@ def test_a_decision_is_explained_on_request_only() -> None:
             assert "x-pointsman-decision" not in (await c.ask()).headers
             answered = await c.ask(post(headers="x-pointsman-decision: 1\r\nx-request-id: me\r\n"))
             url = c.mocks[0].url.removeprefix("http://")
-            assert answered.headers["x-pointsman-decision"] == f"fake sent it to {url}, without saying why."
+            assert (
+                answered.headers["x-pointsman-decision"]
+                == f"fake sent the request to {url}, without saying why."
+            )
             assert c.mocks[0].heard[1].header("x-pointsman-decision") is None
 
     run(scenario)
@@ -54,13 +57,13 @@ def test_reasons_are_kept_and_found_by_request() -> None:
             await c.ask(post(headers="x-request-id: you\r\n"))
             mine = (await ask("GET", "/admin/decisions?request=me")).json["decisions"]
             assert [one["why"] for one in mine] == [
-                f"fake sent it to {url}, without saying why." for url in (second, first)
+                f"fake sent the request to {url}, without saying why." for url in (second, first)
             ]
             last = (await ask("GET", "/admin/decisions?last=1")).json
             (yours,) = last["decisions"]
             assert yours["request_id"] == last["last"]["request_id"] == "you"
             assert yours["why"] == (
-                f"least-outstanding sent it to {yours['replica'].removeprefix('http://')}, "
+                f"least-outstanding sent the request to {yours['replica'].removeprefix('http://')}, "
                 "because fake could not: exception ZeroDivisionError."
             )
             assert (await ask("GET", "/admin/decisions?request=nobody")).json == {"decisions": []}
@@ -74,7 +77,9 @@ def test_a_reason_that_cannot_be_given_costs_no_request(monkeypatch: pytest.Monk
         async with cluster(ok) as c:
             monkeypatch.setattr(c.decider, "kept_reason", lambda: 1 / 0)
             answered = await c.ask(post(headers="x-pointsman-decision: 1\r\n"))
-            assert answered.status == 200 and "fake sent it" in answered.headers["x-pointsman-decision"]
+            assert (
+                answered.status == 200 and "fake sent the request" in answered.headers["x-pointsman-decision"]
+            )
 
     run(scenario)
 

@@ -54,5 +54,5 @@ def test_what_is_no_address_is_refused_without_its_password(url: str) -> None:
 def test_a_certificate_needs_tls_and_a_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="without TLS"):
         parse_store("redis://host/a", tmp_path / "ca.pem")
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a file"):
         parse_store("rediss://host/a", tmp_path / "ca.pem")

@@ -16,6 +16,7 @@ from pointsman.router.telemetry.recording import Recorder, Speed, new_recording
 from pointsman.routing.hashing import PromptHasher, siphash
 from pointsman.workload.readers import read_trace
 from pointsman.workload.spec import TraceFile
+from tests.router.ended import Over, ended
 from tests.router.harness import cluster, post, run
 from tests.router.mock import ok, status
 
@@ -25,7 +26,8 @@ SPEED = Speed(0.01, 1e-4, 1e-5, None)
 def add(
     recorder: Recorder, arrived_at: float, prompt_tokens: int, links: bytes, speed: Speed = SPEED
 ) -> None:
-    recorder.add(arrived_at, prompt_tokens, 5, None, "completed", "fake", "a", None, 1.0, speed, None, links)
+    over = Over(arrived_at=arrived_at, prompt_tokens=prompt_tokens, links=links)
+    recorder.add(ended(over), lambda server: speed)
 
 
 def test_recorded_traffic_shows_which_prompts_begin_alike(tmp_path: Path) -> None:
