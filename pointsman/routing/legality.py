@@ -16,6 +16,7 @@ from pointsman.routing.records import UNKNOWN
 from pointsman.routing.signals import (
     ACCEPTING,
     EXPECTED_HIT_TOKENS,
+    EXPECTED_TOKENS,
     KV_CAPACITY_TOKENS,
     MAX_PROMPT_TOKENS,
     OUTSTANDING,
@@ -25,6 +26,8 @@ from pointsman.routing.signals import (
 
 MAX_HELD = 2.0  # requests a replica
 AMPLE = 0.8  # of the memory that may be booked
+GROWING = 0.05  # expected output, as a share of what is booked, from which on memory must be left for it
+WAITING_PROMPTS = 1.6  # below that, so many times as much may be booked
 
 
 @kernel
@@ -74,11 +77,17 @@ def can_anyone_take(router, ask):
 def has_place(signals, k, prompt_tokens, policy, share):
     """Whether replica k may have one more request, and memory for its prompt, as far as the router can tell.
 
-    `share`: of the KV memory that may be booked.
+    `share`: of the KV memory that may be booked. Where hardly any output is to come, sequences do not grow
+    into each other's memory: a prompt may wait there for some to end, and those behind it are not kept at
+    the router by a prompt that fits nowhere yet.
     """
     if signals[OUTSTANDING, k] == 0.0:
         return True
-    if booked_tokens(signals, k) + prompt_tokens > share * policy.kv_limit * signals[KV_CAPACITY_TOKENS, k]:
+    booked = booked_tokens(signals, k)
+    limit = policy.kv_limit
+    if signals[EXPECTED_TOKENS, k] < GROWING * booked:
+        limit *= WAITING_PROMPTS
+    if booked + prompt_tokens > share * limit * signals[KV_CAPACITY_TOKENS, k]:
         return False
     return signals[OUTSTANDING, k] < policy.stream_limit
 

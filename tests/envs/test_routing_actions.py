@@ -26,9 +26,11 @@ def has_memory_and_room(env: RoutingEnv, i: int) -> tuple[list[bool], list[bool]
     signals = {name: clusters.signals[0][row] for name, row in SIGNAL_INDEX.items()}
     prompt = int(clusters.requests[0]["num_prefill"][env._sims["queue_head"][i]])
     rule = env.spec.hold
-    booked = signals["context_tokens"] + signals["pending_prefill_tokens"] + prompt
+    already = signals["context_tokens"] + signals["pending_prefill_tokens"]
+    grows = signals["expected_tokens"] >= 0.05 * already
+    limit = np.where(grows, 1.0, 1.6) * rule.kv_limit * signals["kv_capacity_tokens"]
     is_idle = signals["outstanding"] == 0
-    has_memory = is_idle | (booked <= rule.kv_limit * signals["kv_capacity_tokens"])
+    has_memory = is_idle | (already + prompt <= limit)
     has_room = is_idle | (has_memory & (signals["pending_prefill_tokens"] < rule.prefill_limit_tokens))
     return list(has_memory), list(has_room)
 

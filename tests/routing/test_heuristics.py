@@ -172,13 +172,16 @@ class Twin:
         """Of each replica: whether it has memory for the request, would start it at once, has plenty."""
         signal, row = self.run.signal, self.run.requests[request]
         pending = signal("pending_prefill_tokens")
-        booked = signal("context_tokens") + pending + row.num_prefill
+        already = signal("context_tokens") + pending
+        booked = already + row.num_prefill
         may_have_more = signal("outstanding") < (self.policy.stream_limit or np.inf)
-        has_memory = may_have_more & (booked <= self.policy.kv_limit * signal("kv_capacity_tokens"))
+        grows = signal("expected_tokens") >= 0.05 * already
+        limit = np.where(grows, 1.0, 1.6) * self.policy.kv_limit * signal("kv_capacity_tokens")
+        has_memory = may_have_more & (booked <= limit)
         has_room = has_memory & (pending < self.policy.prefill_limit_tokens)
         is_idle = signal("outstanding") == 0
         is_overdue = self.run.sim.now - row.arrived_at >= self.run.spec.hold.max_hold_s
-        is_ample = may_have_more & (booked <= 0.8 * self.policy.kv_limit * signal("kv_capacity_tokens"))
+        is_ample = may_have_more & (booked <= 0.8 * limit)
         return tuple(one | is_idle | is_overdue for one in (has_memory, has_room, is_ample))
 
     def hold_until_room(self, able: list[int], request: int) -> set[int]:
@@ -313,6 +316,24 @@ def test_linear_score_adds_up() -> None:
 def test_holds_by_its_limits(kind: str, limits: dict[str, float]) -> None:
     held = assert_twin_agrees(make_policy(kind, **limits), busy_workload(1))
     assert held.sim.num_held > 0
+
+
+@pytest.mark.parametrize(("num_decode", "most_booked"), [(1, 1.52), (300, 0.95)])
+def test_prompts_may_wait_for_memory_where_hardly_any_output_is_to_come(
+    num_decode: int, most_booked: float
+) -> None:
+    """Else one that fits nowhere yet keeps all behind it at the router."""
+    scheduler = {"kind": "vllm-v1", "num_blocks": 250, "block_size": 16}
+    cluster = make_cluster(replicas=2, scheduler=scheduler, hold={"max_hold_s": 1e6})
+    workload = make_workload(np.arange(400) * 0.02, 500, num_decode)
+    run = AdvisedRun(cluster, workload, make_policy("late-binding", prefill_limit_tokens=100_000))
+    booked = [0.0]
+    for request in run.decisions():
+        run.action = run.advice()
+        if run.action > 0 and request > 200:  # the first answers are expected to be as long as anybody's
+            tokens = run.signal("context_tokens") + run.signal("pending_prefill_tokens") + 500
+            booked.append((tokens / run.signal("kv_capacity_tokens"))[run.action - 1])
+    assert 0.9 * most_booked < max(booked) <= most_booked
 
 
 def test_a_replica_has_no_more_requests_than_its_limit() -> None:
