@@ -27,8 +27,9 @@ from pointsman.compiled.allocations import Allocations
 from pointsman.compiled.jit import IS_INTERPRETED
 
 _allocations = Allocations()
-_read_bytes: list[NDArray[Any]] = []  # without compilation: those whose address was asked for
+_read_bytes: list[tuple[bytes, NDArray[Any]]] = []  # without compilation: those whose address was asked for
 _BYTES_AT = bytes.__basicsize__ - 1  # where CPython keeps what is in a bytes object
+_SIZE_AT = _BYTES_AT - 16  # and how much that is
 
 if IS_INTERPRETED:
 
@@ -40,8 +41,14 @@ if IS_INTERPRETED:
         """Where the bytes lie, for compiled code to read as long as somebody keeps them."""
         if not data:
             return 0
-        _read_bytes.append(np.frombuffer(data, np.uint8))
-        return _allocations.add(_read_bytes[-1])
+        _read_bytes.append((data, np.frombuffer(data, np.uint8)))
+        return _allocations.add(_read_bytes[-1][1])
+
+    def sized_bytes_at(data: bytes) -> int:
+        """Where the bytes lie with their size, for `size_of_bytes` and `start_of_bytes` in compiled code."""
+        buffer: Any = (ctypes.c_char * (_BYTES_AT + len(data))).from_address(id(data))
+        _read_bytes.append((data, np.frombuffer(buffer, np.uint8)))
+        return _allocations.add(_read_bytes[-1][1])
 
 else:
 
@@ -56,6 +63,9 @@ else:
         To copy them to an array that has an address took 0.1 to 0.2 µs, four times a request.
         """
         return id(data) + _BYTES_AT
+
+    # Nothing but `id`, which is quicker to call than a function of ours.
+    sized_bytes_at = id  # type: ignore[assignment]
 
 
 class Records(np.recarray[Any, Any]):
@@ -180,6 +190,18 @@ else:
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.int64), generate
+
+
+@register_jitable
+def size_of_bytes(address: int) -> int:
+    """How many bytes there are at what `sized_bytes_at` gave."""
+    return long_list(address + _SIZE_AT, 1)[0]  # type: ignore[no-any-return]
+
+
+@register_jitable
+def start_of_bytes(address: int) -> int:
+    """Where they begin."""
+    return address + _BYTES_AT
 
 
 byte_list = array_accessor(np.uint8, 1)

@@ -13,9 +13,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from pointsman.experiments.metrics import HitsOverTime, hits_over_time, latency,
 from pointsman.experiments.objective import Objective
 from pointsman.experiments.own import num_blocks_of, quietly_prepared, replayed
 from pointsman.experiments.setting import Setting, setting_of
-from pointsman.experiments.simulate import Outcome, Prepared, Workers, prepare, simulate
+from pointsman.experiments.simulate import Outcome, Prepared, Workers, prepare, simulate_digests
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec
 from pointsman.routing.signals import SIGNAL_INDEX, SIGNALS
@@ -237,17 +238,18 @@ def compare(
     gaps_s: list[float] = []
     for runs in _batches(configs, specs, first, base_dir):
         share = len(runs) / (len(configs) * len(specs))
-        for run, outcome in zip(runs, _run(runs, workers, share, progress), strict=True):
+        digest = partial(_digested, num_blocks=num_blocks, first_seed=first.config.seed)
+        for run, digested in zip(runs, _run(runs, digest, workers, share, progress), strict=True):
             policy = run.config.policy.label
             if policy == specs[0].label:
                 spans_s.append(float(run.workload.arrived_at[-1] - run.workload.arrived_at[0]))
                 gaps_s.append(spans_s[-1] / max(len(run.workload) - 1, 1))
-            for metric, values in _samples(outcome, run.config, num_blocks).items():
+            for metric, values in digested.samples.items():
                 metrics[policy].setdefault(metric, []).extend(values)
             for curve, histogram in curves[policy].items():
-                histogram.add(latency(outcome.requests, curve))
-            if "hit_share" in outcome.metrics and policy not in hits:
-                hits[policy] = hits_over_time(outcome.requests, len(outcome.replicas))
+                histogram.counts += digested.curves[curve].counts
+            if digested.hits is not None:
+                hits[policy] = digested.hits
     _warn_unfinished(name, metrics)
     tables = {policy: {key: np.array(row) for key, row in table.items()} for policy, table in metrics.items()}
     if objective is not None:
@@ -268,6 +270,24 @@ def compare(
         setting_of(first, configs, gaps_s, base_dir),
         hits,
     )
+
+
+class _Digested(NamedTuple):
+    """What a comparison keeps of a run."""
+
+    samples: dict[str, Sequence[float]]
+    curves: dict[str, LatencyHistogram]
+    hits: HitsOverTime | None  # of the first seed, where prompts share prefixes
+
+
+def _digested(run: Prepared, outcome: Outcome, num_blocks: int, first_seed: int) -> _Digested:
+    curves = {curve: LatencyHistogram() for curve in CURVES}
+    for curve, histogram in curves.items():
+        histogram.add(latency(outcome.requests, curve))
+    hits = None
+    if "hit_share" in outcome.metrics and run.config.seed == first_seed:
+        hits = hits_over_time(outcome.requests, len(outcome.replicas))
+    return _Digested(_samples(outcome, run.config, num_blocks), curves, hits)
 
 
 def _samples(outcome: Outcome, config: Config, num_blocks: int) -> dict[str, Sequence[float]]:
@@ -294,10 +314,16 @@ def _batches(
         yield runs
 
 
-def _run(runs: list[Prepared], workers: Workers, share: float, progress: Shares | None) -> list[Outcome]:
+def _run(
+    runs: list[Prepared],
+    digest: Callable[[Prepared, Outcome], _Digested],
+    workers: Workers,
+    share: float,
+    progress: Shares | None,
+) -> list[_Digested]:
     num_requests = sum(len(run.workload) for run in runs)
     advance = (lambda num_done: progress(share * num_done / num_requests)) if progress else None
-    return simulate(runs, workers, advance)
+    return simulate_digests(runs, digest, workers, advance)
 
 
 def _warn_unfinished(name: str, metrics: Mapping[str, Mapping[str, Sequence[float]]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pointsman.config import Config
 from pointsman.errors import InputError
@@ -26,6 +26,7 @@ from pointsman.workload import Workload, build_workload
 NUM_LOGGED_BATCHES = 65_536  # how many `on_batches` gets at a time
 AnyPolicy = PolicySpec | Checkpoint
 Workers = int | WorkerPool  # threads of this process, or processes anywhere
+Digest = TypeVar("Digest")  # what is kept of an outcome
 BatchSink = Callable[[Any], None]  # gets batches [n] BATCH_LOG in the order in which they ended
 
 
@@ -85,7 +86,7 @@ def simulate(
     assert on_batches is None or len(prepared) == 1
     policies = policies or [one.config.policy for one in prepared]
     if isinstance(workers, WorkerPool):
-        return _simulate_elsewhere(prepared, workers, progress, policies)
+        return _simulate_elsewhere(prepared, workers, progress, policies, _whole)
     clusters = Clusters(
         [one.config.cluster for one in prepared],
         [one.plans for one in prepared],
@@ -113,25 +114,54 @@ def simulate(
     ]
 
 
+def simulate_digests(
+    prepared: Sequence[Prepared],
+    digest: Callable[[Prepared, Outcome], Digest],
+    workers: Workers = 1,
+    progress: Progress | None = None,
+) -> list[Digest]:
+    """What `digest` makes of every outcome. Workers elsewhere do that: outcomes are large to send."""
+    if isinstance(workers, WorkerPool):
+        policies = [one.config.policy for one in prepared]
+        return _simulate_elsewhere(prepared, workers, progress, policies, digest)
+    return [
+        digest(one, outcome)
+        for one, outcome in zip(prepared, simulate(prepared, workers, progress), strict=True)
+    ]
+
+
+def _whole(prepared: Prepared, outcome: Outcome) -> Outcome:
+    return outcome
+
+
 def _simulate_elsewhere(
-    prepared: Sequence[Prepared], pool: WorkerPool, progress: Progress | None, policies: Sequence[AnyPolicy]
-) -> list[Outcome]:
+    prepared: Sequence[Prepared],
+    pool: WorkerPool,
+    progress: Progress | None,
+    policies: Sequence[AnyPolicy],
+    digest: Callable[[Prepared, Outcome], Digest],
+) -> list[Digest]:
     """Learned policies go along: their files may be on this machine only."""
     load = cache(partial(load_checkpoint, where="policy.checkpoint"))
-    outcomes: dict[int, Outcome] = {}
+    digests: dict[int, Digest] = {}
 
     def run_one(i: int) -> None:
         policy = policies[i]
         if isinstance(policy, PolicySpec) and policy.checkpoint is not None:
             policy = load(policy.checkpoint)
-        outcomes[i] = pool.call(_simulate_one, prepared[i], policy)
+        digests[i] = pool.call(_simulate_one, prepared[i], policy, digest)
         if progress:
             progress(len(prepared[i].workload))
 
     run_in_threads(run_one, len(prepared), pool.size + 1, pool.close)
-    return [outcomes[i] for i in range(len(prepared))]
+    return [digests[i] for i in range(len(prepared))]
 
 
-def _simulate_one(peer: LinkedProcess, prepared: Prepared, policy: AnyPolicy) -> Outcome:
+def _simulate_one(
+    peer: LinkedProcess,
+    prepared: Prepared,
+    policy: AnyPolicy,
+    digest: Callable[[Prepared, Outcome], Digest],
+) -> Digest:
     (outcome,) = simulate([prepared], policies=[policy])
-    return outcome
+    return digest(prepared, outcome)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.jit import direct
-from pointsman.compiled.memory import address_of, bytes_at
+from pointsman.compiled.memory import address_of, sized_bytes_at
 from pointsman.errors import InputError
 from pointsman.routing import ordering, streams
 from pointsman.routing.calibration import (
@@ -28,7 +28,6 @@ from pointsman.routing.calibration import (
     pooled,
     typical_step_s,
 )
-from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.prefixes import NUM_BYTES, NUM_COLUMNS, PrefixIndex, num_sets_in
 from pointsman.routing.records import (
     ACCOUNT,
@@ -85,7 +84,7 @@ class Books:
         if prefix_bytes > 0:
             self.prefixes = _prefix_index(prefix_bytes, shared, index, keeps_journal)
         # Called by way of a local name: an attribute that is called takes longer to find than a method.
-        self._record_sent = direct(streams.record_sent, "iiiiiibf")
+        self._record_sent = direct(streams.record_sent, "iiiiibf")
         self._record_first_token = direct(streams.record_first_token, "iif")
         self._record_tokens = direct(streams.record_tokens, "iiif")
         self._record_finished = direct(streams.record_finished, "iiiif")
@@ -219,8 +218,7 @@ class Books:
             self._rows[slot],
             ticket,
             prompt_tokens,
-            bytes_at(links),
-            len(links) // LINK_BYTES,
+            sized_bytes_at(links),
             streams,
             now,
         )
@@ -231,7 +229,8 @@ class Books:
         if self._states[ticket] != OPEN:
             return
         self._now = now
-        self._record_first_token(self.address, ticket, now)
+        record_first_token = self._record_first_token
+        record_first_token(self.address, ticket, now)
         if (first := self._firsts[ticket]) is not None:
             slot, to_compute, sent_at = first
             row = self._rows[slot]

@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.compiled.jit import direct
-from pointsman.compiled.memory import address_of, array_at, bytes_at
+from pointsman.compiled.memory import address_of, array_at, sized_bytes_at
 from pointsman.compiled.random import first_state
 from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.routing import deciding
 from pointsman.routing.books import Books
 from pointsman.routing.deciding import HOLD, SHADOW
 from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
-from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.heuristics import LEARNED
 from pointsman.routing.noting import NUM_NOTED
 from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables
@@ -87,7 +86,7 @@ class Decider:
 
         `overtake_s`: more than 0 if whoever asks does so in the order of ordering.py.
         """
-        self._decide = direct(deciding.decide, "iiiiiiffif")
+        self._decide = direct(deciding.decide, "iiiiiffif")
         self._noted = np.zeros(NUM_NOTED)
         self._noted_bytes = self._noted.tobytes
         self.books = books
@@ -152,25 +151,20 @@ class Decider:
         """
         if self.books.version != self._version:
             self._fit()
-        closed = self._close(excluded) if excluded else ()
-        links = request.links
+        if excluded:
+            return self._decide_without(excluded, request, queue_size, now)
         decide = self._decide
-        try:
-            both: int = decide(
-                self._address,
-                request.prompt_tokens,
-                bytes_at(links),
-                len(links) // LINK_BYTES,
-                request.session,
-                request.max_tokens,
-                request.arrived_at,
-                request.hold_until,
-                queue_size,
-                now,
-            )
-        finally:
-            for row in closed:
-                record_accepting(self.books.address, row, 1)
+        both: int = decide(
+            self._address,
+            request.prompt_tokens,
+            sized_bytes_at(request.links),
+            request.session,
+            request.max_tokens,
+            request.arrived_at,
+            request.hold_until,
+            queue_size,
+            now,
+        )
         slots = self._slots
         if self._shadow is None:
             action = both
@@ -185,6 +179,17 @@ class Decider:
             raise PolicyError(f"policy {self.name}: its logits are not finite")
         request.hold_until = float(self._record.ask.hold_until)
         return HOLD
+
+    def _decide_without(
+        self, excluded: Collection[int], request: RequestToPlace, queue_size: int, now: float
+    ) -> int:
+        """`decide`, while these accept nothing."""
+        closed = self._close(excluded)
+        try:
+            return self.decide(request, queue_size, now)
+        finally:
+            for row in closed:
+                record_accepting(self.books.address, row, 1)
 
     def _close(self, slots: Collection[int]) -> list[int]:
         """Let these replicas accept nothing; -> the rows of those that did."""
@@ -204,12 +209,10 @@ class Decider:
         entities = np.zeros((count, NUM_ENTITY_FEATURES), np.float32)
         context = np.zeros(NUM_CONTEXT_FEATURES, np.float32)
         legal = np.zeros(count + 1, np.bool_)
-        links = request.links
         deciding.observe_now(
             self._address,
             request.prompt_tokens,
-            bytes_at(links),
-            len(links) // LINK_BYTES,
+            sized_bytes_at(request.links),
             request.arrived_at,
             queue_size,
             now,

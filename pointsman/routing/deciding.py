@@ -14,11 +14,19 @@ import numpy as np
 
 from pointsman.compiled import jit
 from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import byte_list, row_accessor, single_list, single_table
+from pointsman.compiled.memory import (
+    byte_list,
+    row_accessor,
+    single_list,
+    single_table,
+    size_of_bytes,
+    start_of_bytes,
+)
 from pointsman.compiled.random import next_random
 from pointsman.inference.network import forward, network_at
 from pointsman.routing.booking import signals_of
 from pointsman.routing.features import NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
+from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.heuristics import LEARNED, decide_by_rule
 from pointsman.routing.legality import keeps_holding, prepare
 from pointsman.routing.noting import note
@@ -158,12 +166,22 @@ def decide_or_hold(router, memory, policy, ask, now):
 
 
 @kernel
+def longest_prompt(router):
+    """What the largest replica that accepts requests holds."""
+    signals = signals_of(router)
+    largest = 1.0
+    for k in range(router.num_replicas):
+        if signals[ACCEPTING, k] > 0.0:
+            largest = max(largest, min(signals[KV_CAPACITY_TOKENS, k], signals[MAX_PROMPT_TOKENS, k]))
+    return largest
+
+
+@kernel
 def place(
     decider,
     router,
     prompt_tokens,
     links,
-    num_links,
     session,
     max_tokens,
     arrived_at,
@@ -172,21 +190,18 @@ def place(
     now,
 ):
     """The request that is decided about is this one."""
-    signals = signals_of(router)
-    # The prompt is cut to what the largest replica holds: it is for the server to refuse what is too long.
-    largest = 1.0
-    for k in range(router.num_replicas):
-        if signals[ACCEPTING, k] > 0.0:
-            largest = max(largest, min(signals[KV_CAPACITY_TOKENS, k], signals[MAX_PROMPT_TOKENS, k]))
     ask = decider.ask
-    ask.prompt_tokens = int(min(float(prompt_tokens), largest))
+    ask.prompt_tokens = prompt_tokens
+    if prompt_tokens > router.fits_anywhere or router.num_accepting == 0:
+        # It is for the server to refuse what is too long.
+        ask.prompt_tokens = int(min(float(prompt_tokens), longest_prompt(router)))
     ask.session = session
     ask.max_tokens = max_tokens
     ask.seen_tokens = 0
     ask.arrived_at = arrived_at
     ask.hold_until = hold_until
-    ask.links = links
-    ask.num_links = num_links
+    ask.links = start_of_bytes(links)
+    ask.num_links = size_of_bytes(links) // LINK_BYTES
     ask.answer_key = 0
     router.queue_size = queue_size
     router.max_hold_s = decider.max_hold_s
@@ -195,13 +210,12 @@ def place(
 
 
 @entry_point
-def decide(
-    deciders, prompt_tokens, links, num_links, session, max_tokens, arrived_at, hold_until, queue_size, now
-):
+def decide(deciders, prompt_tokens, links, session, max_tokens, arrived_at, hold_until, queue_size, now):
     """The policy's action for a request, 0 if no replica accepts any; BROKEN if the policy is. And, SHADOW
     times as large, that of its shadow.
 
-    deciders and links are addresses, as everywhere here. A hold leaves `hold_until` in the decider's `ask`.
+    deciders is an address, links are what `sized_bytes_at` gives. A hold leaves `hold_until` in the decider's
+    `ask`.
     """
     decider = decider_at(deciders, 0)
     router = router_at(decider.router, 0)
@@ -217,7 +231,6 @@ def decide(
         router,
         prompt_tokens,
         links,
-        num_links,
         session,
         max_tokens,
         arrived_at,
@@ -258,15 +271,13 @@ def decide_in_shadow(router, decider, ask, now):
 
 
 @entry_point
-def observe_now(
-    deciders, prompt_tokens, links, num_links, arrived_at, queue_size, now, entities, context, legal
-):
+def observe_now(deciders, prompt_tokens, links, arrived_at, queue_size, now, entities, context, legal):
     """Fill entities [R, F] f4, context [C] f4 and legal [R + 1] bytes, all by address, without deciding."""
     decider = decider_at(deciders, 0)
     router = router_at(decider.router, 0)
     for k in range(router.num_replicas):
         bring_up_to_date(router, k, now)
-    place(decider, router, prompt_tokens, links, num_links, -1, 0, arrived_at, now, queue_size, now)
+    place(decider, router, prompt_tokens, links, -1, 0, arrived_at, now, queue_size, now)
     observe(
         router,
         policy_at(decider.policy, 0),

@@ -15,7 +15,7 @@ from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import float_list
 from pointsman.compiled.random import mix, next_random
 from pointsman.routing.booking import booked_tokens, derive_signals, signals_of
-from pointsman.routing.legality import can_take, has_place, has_room, is_overdue, is_worth_sending
+from pointsman.routing.legality import can_take, fits_all, has_place, has_room, is_overdue, is_worth_sending
 from pointsman.routing.observation import (
     GATHER,
     HARM,
@@ -177,7 +177,7 @@ def decide_by_rule(router, memory, policy, ask, now):
     if policy.reads_derived:
         derive_signals(router, now)
     fill_scores(router, memory, policy, scores, ask)
-    if ask.needs_tokens > router.fits_anywhere or router.num_accepting < router.num_replicas:
+    if not fits_all(router, ask):
         forbid(router, scores, ask)
     if not is_overdue(router, ask, now):
         if kind == HOLD_UNTIL_ROOM:

@@ -65,6 +65,12 @@ def can_take(router, k, ask):
 
 
 @kernel
+def fits_all(router, ask):
+    """Whether it is plain, without a look at each, that every replica can take the request."""
+    return ask.needs_tokens <= router.fits_anywhere and router.num_accepting == router.num_replicas
+
+
+@kernel
 def can_anyone_take(router, ask):
     """Else there is no point in asking again until a replica joins."""
     for k in range(router.num_replicas):

@@ -6,7 +6,7 @@ from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import byte_list, float_list, single_list
 from pointsman.routing.booking import signals_of
 from pointsman.routing.heuristics import FORBIDDEN, LEARNED, PREFIX_HASH, SESSION_AFFINITY
-from pointsman.routing.legality import can_take
+from pointsman.routing.legality import can_take, fits_all
 from pointsman.routing.records import NOBODY
 from pointsman.routing.signals import (
     ACCEPTING,
@@ -31,9 +31,11 @@ NUM_NOTED = 3 + 2 * NUM_ABOUT  # kind of policy, how many may take it, column of
 def note(router, memory, policy, ask, action, noted):
     """Write what a `Reason` is made of into noted [NUM_NOTED] f8, right after the decision; by address."""
     numbers = float_list(noted, NUM_NOTED)
-    num_takers = 0
-    for k in range(router.num_replicas):
-        num_takers += can_take(router, k, ask)
+    num_takers = router.num_replicas
+    if not fits_all(router, ask):
+        num_takers = 0
+        for k in range(router.num_replicas):
+            num_takers += can_take(router, k, ask)
     if action == 0:
         other = least_busy(router)
     elif policy.kind == LEARNED:

@@ -15,7 +15,7 @@ from functools import partial
 
 from pointsman.compiled import jit
 from pointsman.compiled.jit import kernel
-from pointsman.compiled.memory import float_table
+from pointsman.compiled.memory import float_table, size_of_bytes, start_of_bytes
 from pointsman.routing.booking import (
     book_accepting,
     book_counters,
@@ -33,6 +33,7 @@ from pointsman.routing.booking import (
     signals_of,
     start,
 )
+from pointsman.routing.hashing import LINK_BYTES
 from pointsman.routing.records import NEVER, NOBODY, account_at, router_at, ticket_at
 from pointsman.routing.sharing import elsewhere
 from pointsman.routing.signals import (
@@ -57,16 +58,17 @@ MAX_READ_TOKENS = 65_536.0  # of prompts in a step: no server can more
 
 
 @entry_point
-def record_sent(routers, k, i, prompt_tokens, links, num_links, is_streaming, now):
+def record_sent(routers, k, i, prompt_tokens, links, is_streaming, now):
     """Ticket i goes to replica k; -> how much of its prompt must be computed, or -1 if others wait there.
 
-    links: address of [num_links] LINK; it is read again when the request is over.
+    links: [n] LINK as `sized_bytes_at` gives them; they are read again when the request is over.
     """
     router = router_at(routers, 0)
     signals = signals_of(router)
     found_nobody = signals[WAITING, k] + elsewhere(router, WAITING, k) == 0.0
     expected_tokens = expected_output(router, prompt_tokens)
-    book_sent(router, k, i, prompt_tokens, expected_tokens, links, num_links, 0, now)
+    num_links = size_of_bytes(links) // LINK_BYTES
+    book_sent(router, k, i, prompt_tokens, expected_tokens, start_of_bytes(links), num_links, 0, now)
     ticket = ticket_at(router.tickets, i)
     ticket.last_token_at = ticket.assumed_start_at = NEVER
     if not is_streaming:

@@ -8,11 +8,20 @@ import sys
 import weakref
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
 from pointsman.compiled.allocations import Allocations, BadAccessError
-from pointsman.compiled.memory import Records, array_at, bytes_at
+from pointsman.compiled.memory import (
+    Records,
+    array_at,
+    byte_list,
+    bytes_at,
+    size_of_bytes,
+    sized_bytes_at,
+    start_of_bytes,
+)
 
 ROW = np.dtype([("where", "i8")], align=True)
 
@@ -35,6 +44,21 @@ def test_accesses_must_lie_in_one_array() -> None:
 def test_bytes_are_read_where_they_lie(count: int) -> None:
     data = np.random.default_rng(count).bytes(count)
     assert array_at(bytes_at(data), np.uint8, count).tobytes() == data
+
+
+@numba.njit
+def _sum_of_sized(address: int) -> tuple[int, int]:
+    size, total = size_of_bytes(address), 0
+    for value in byte_list(start_of_bytes(address), size):
+        total += int(value)
+    return size, total
+
+
+@pytest.mark.parametrize("count", [0, 1, 16, 511, 100_000])
+def test_bytes_tell_their_size(count: int) -> None:
+    """For compiled code, and with NUMBA_DISABLE_JIT=1 for what is checked."""
+    data = np.random.default_rng(count).bytes(count)
+    assert _sum_of_sized(sized_bytes_at(data)) == (count, sum(data))
 
 
 def test_views_are_arrays_of_their_own() -> None:

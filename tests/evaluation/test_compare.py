@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from pointsman.evaluation.compare import (
 from pointsman.experiments.metrics import latency
 from pointsman.experiments.objective import find_objective
 from pointsman.experiments.scenarios import find_scenario
-from pointsman.experiments.simulate import prepare, simulate
+from pointsman.experiments.simulate import Outcome, Prepared, prepare, simulate, simulate_digests
 from pointsman.routing.heuristics import HEURISTICS
 from pointsman.routing.policy import PolicySpec
 
@@ -193,16 +195,17 @@ def test_oracles_are_known() -> None:
 
 
 def test_unfinished_requests_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "simulate", _losing_one)
+    monkeypatch.setattr(module, "simulate_digests", _losing_one)
     with pytest.warns(PointsmanWarning, match="chat, least-work: 2 requests never finished"):
         compare("chat", "what", configs(num_requests=20)[:2], ["least-work"], "least-work")
 
 
-def _losing_one(*arguments: object) -> object:
-    outcomes = simulate(*arguments)  # type: ignore[arg-type]
-    for outcome in outcomes:
+def _losing_one(runs: list[Prepared], digest: Callable[..., object], *others: Any) -> list[object]:
+    def of_less(run: Prepared, outcome: Outcome) -> object:
         outcome.metrics["num_unfinished"] = 1.0
-    return outcomes
+        return digest(run, outcome)
+
+    return simulate_digests(runs, of_less, *others)
 
 
 def test_survival_is_the_share_above() -> None:

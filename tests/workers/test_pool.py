@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pointsman.evaluation.compare import compare
+from pointsman.experiments.metrics import hits_over_time
 from pointsman.experiments.scenarios import find_scenario
 from pointsman.experiments.simulate import Prepared, prepare, simulate
 from pointsman.routing.policy import PolicySpec
@@ -57,6 +59,26 @@ def test_simulations_are_the_same_as_on_threads(two: WorkerPool) -> None:
         for name in ("busy_s", "kv_area", "num_sent"):  # addresses differ
             np.testing.assert_array_equal(one.replicas[name], other.replicas[name])
     assert sum(advanced) == 80
+
+
+def test_a_comparison_is_the_same_as_on_threads(two: WorkerPool) -> None:
+    """Workers elsewhere send what is kept of a run, not the run."""
+    scenario = find_scenario("multi-turn")
+    configs = [scenario.config(seed, ["workload.requests=60"]) for seed in range(2)]
+    policies = ["least-outstanding", "cache-aware"]
+    here, elsewhere = (compare("one", "", configs, policies, workers=workers) for workers in (1, two))
+    for policy in policies:
+        assert set(here.metrics[policy]) == set(elsewhere.metrics[policy])
+        for name, values in here.metrics[policy].items():
+            np.testing.assert_array_equal(values, elsewhere.metrics[policy][name])
+        for curve, histogram in here.curves[policy].items():
+            assert histogram.counts.sum() == 120
+            np.testing.assert_array_equal(histogram.counts, elsewhere.curves[policy][curve].counts)
+        # Of the first seed, in both.
+        (first,) = simulate([prepare(configs[0])], policies=[PolicySpec(kind=policy)])
+        expected = hits_over_time(first.requests, len(first.replicas))
+        for hits in (here.hits[policy], elsewhere.hits[policy]):
+            np.testing.assert_array_equal(hits.shares, expected.shares)
 
 
 def test_a_lost_worker_is_replaced_and_its_call_made_again(two: WorkerPool, tmp_path: Path) -> None:
