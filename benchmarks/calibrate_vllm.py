@@ -1,11 +1,15 @@
 """A real vLLM server on CPU, calibrated by `pointsman calibrate --url` alone: does the simulator predict it?
 
-    python benchmarks/calibrate_vllm.py --vllm /tmp/vllm-venv/bin/vllm        # 11 minutes, on quiet cores
+    python benchmarks/calibrate_vllm.py --vllm /tmp/vllm-venv/bin/vllm --cores 0,1 --runs 2    # 16 minutes
     python benchmarks/calibrate_vllm.py --url http://127.0.0.1:8100 --minutes 0.5 --seconds 20
 
 After the calibration the server gets open-loop traffic at three loads that the calibration did not see. The
 same arrivals are simulated from the calibration's file. It exits with 1 if mean or P90 of TTFT or end-to-end
 is off by more than 10 %. With --url it takes a server that runs already.
+
+With --cores all processes of vLLM are on the first of two cores, this one and the calibration on the second:
+vLLM's engine and worker wait for each other in loops that leave no core to a client. With --runs 2 each load
+is sent twice, and the second table says how far the two differ: no prediction can be closer than that.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -71,7 +76,7 @@ def config(description: Path, load: float, seconds: float) -> Config:
 
 
 async def served(url: str, workload: Workload) -> Floats:
-    """What clients of the server measure."""
+    """When requests were sent, when their first tokens came, and when their last: [3, requests]."""
     server = Server(url)
     model = (await server.facts()).model
     begun_at = time.monotonic() + 0.5
@@ -83,16 +88,30 @@ async def served(url: str, workload: Workload) -> Floats:
 
     rows = zip(workload.arrived_at, workload.num_prefill_tokens, workload.num_decode_tokens, strict=True)
     times = await asyncio.gather(*(ask(float(at), int(prompt), int(output)) for at, prompt, output in rows))
-    return measures(*np.array(times).T)
+    return np.array(times).T
 
 
-def compare(url: str, description: Path, seconds: float) -> bool:
-    rows, is_good = [], True
+def keep_requests(file: Path, workload: Workload, times: Floats) -> None:
+    """One line each, for those who want to know where the error comes from."""
+    columns = (workload.num_prefill_tokens, workload.num_decode_tokens, *(times - times[0, 0]))
+    names = "prompt_tokens,output_tokens,sent_at,first_token_at,completed_at"
+    np.savetxt(file, np.column_stack(columns), ["%d", "%d", *["%.6f"] * 3], ",", header=names, comments="")
+
+
+def compare(url: str, description: Path, seconds: float, num_runs: int, keep: Path | None) -> bool:
+    """Tables of measured and predicted times, and of the runs of the same load."""
+    rows, repeated, is_good = [], [], True
     for load in LOADS:
         made = prepare(config(description, load, seconds))
         requests = simulate([made])[0].requests
         predicted = measures(*(requests[name] for name in ("arrived_at", "first_token_at", "completed_at")))
-        found = asyncio.run(served(url, made.workload))
+        runs = []
+        for number in range(num_runs):
+            times = asyncio.run(served(url, made.workload))
+            runs.append(measures(*times))
+            if keep is not None:
+                keep_requests(keep / f"load-{load:g}-{number}.csv", made.workload, times)
+        found = np.mean(runs, 0)
         errors = predicted / found - 1.0
         is_good &= bool(np.all(np.abs(errors) <= MAX_ERROR))
         for name, ours, theirs, error in zip(MEASURES, predicted, found, errors, strict=True):
@@ -106,8 +125,14 @@ def compare(url: str, description: Path, seconds: float) -> bool:
                     f"{100 * error:+.1f} %",
                 ]
             )
+        for name, values in zip(MEASURES, np.transpose(runs), strict=True):
+            spread = f"{100 * (values.max() / values.min() - 1):.1f} %"
+            repeated.append([f"{load:g}", name, *(f"{value:.4f}" for value in values), spread])
         print(f"  load {load:g} is over", file=sys.stderr, flush=True)
     print(markdown(["load", "requests", "", "measured, s", "predicted, s", "error"], rows))
+    if num_runs > 1:
+        heads = [f"run {number + 1}, s" for number in range(num_runs)]
+        print("\n" + markdown(["load", "", *heads, "apart"], repeated))
     return is_good
 
 
@@ -117,9 +142,19 @@ def main() -> bool:
     )
     parser.add_argument("--vllm", default="vllm", help="the program; default: on the PATH")
     parser.add_argument("--url", default=None, help="a server that runs already, instead")
-    parser.add_argument("--minutes", type=float, default=4.5, help="of the calibration")
+    parser.add_argument("--minutes", type=float, default=4.3, help="of probing")
     parser.add_argument("--seconds", type=float, default=100.0, help="of arrivals at each load")
+    parser.add_argument("--runs", type=int, default=1, help="of each load; the mean counts")
+    parser.add_argument("--cores", default=None, metavar="A,B", help="one for the server, one for the client")
+    parser.add_argument("--keep", type=Path, default=None, metavar="FOLDER", help="for every request's times")
     asked = parser.parse_args()
+    on_its_core = []
+    if asked.cores is not None:
+        core, ours = asked.cores.split(",")
+        on_its_core = ["taskset", "-c", core]
+        os.sched_setaffinity(0, {int(ours)})
+    if asked.keep is not None:
+        asked.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, url = Path(name), asked.url
         if url is None:
@@ -128,15 +163,16 @@ def main() -> bool:
             config_file = model / "config.json"
             config_file.write_text(json.dumps(json.loads(config_file.read_text()) | LARGER))
             url = f"http://127.0.0.1:{port}"
-            command = [asked.vllm, "serve", str(model), "--port", str(port), *serve_options(CONTEXT), *MEMORY]
+            options = [*serve_options(CONTEXT), *MEMORY]
+            command = [*on_its_core, asked.vllm, "serve", str(model), "--port", str(port), *options]
             child = stack.enter_context(process(command, log, **VLLM_ENVIRONMENT))
             print(f"  vLLM ({MODEL}) is starting, which takes a minute or more", file=sys.stderr, flush=True)
             wait_for(f"{url}/health", child, log)
-        description, began_at = folder / "server.yaml", time.monotonic()
+        description, began_at = (asked.keep or folder) / "server.yaml", time.monotonic()
         calibrate = [sys.executable, "-m", "pointsman", "calibrate", "--url", url, "--out", str(description)]
         subprocess.run([*calibrate, "--minutes", str(asked.minutes), "--max-streams", "16"], check=True)
         print(f"calibrated in {(time.monotonic() - began_at) / 60:.1f} minutes", flush=True)
-        return compare(url, description, asked.seconds)
+        return compare(url, description, asked.seconds, asked.runs, asked.keep)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,9 @@ MIN_PROBES = 12
 ENDLESS_BLOCKS = 1_000_000
 NUM_ROUNDS = 4  # in which weights settle
 WILD = 4.0  # an error of so many typical ones counts less
+# From so many tokens on, a stretch of the curve is at least this steep, as a share of the one before it.
+# Single prompts cannot tell tokens from pairs of them; steps of several have tokens without the pairs.
+STEADY_TOKENS, STEADY_SHARE = 256, 0.8
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,10 @@ class _Rows:
         self._knots = np.array([1, *(knot for knot in KNOTS if knot < most), max(2, math.ceil(most))], float)
         num = self._num_curve = len(self._knots)
         self._sequence, self._context, self._pair, self._api, self._api_token = range(num, num + 5)
+        self._basis = np.eye(num + 5)
+        for stretch in range(2, num):
+            if self._knots[stretch - 1] >= STEADY_TOKENS:
+                self._basis[stretch] += STEADY_SHARE * self._basis[stretch - 1]
         self._table = np.array([self._row(one) for one in probes])
         self._seconds = np.array([_seconds(one) for one in probes])
         # A difference of two times is as uncertain as these.
@@ -194,7 +201,7 @@ class _Rows:
         return row
 
     def fit(self, chosen: NDArray[np.int64]) -> Floats:
-        """Least squares of relative errors, with nothing below 0.
+        """Least squares of relative errors, with nothing below 0, and a curve that does not flatten out.
 
         Errors are relative to what the fit says, not to what was measured: that would make every slow moment
         count less than a fast one, and all times too short. Single wild values count less (Huber); where
@@ -205,7 +212,7 @@ class _Rows:
         for _ in range(NUM_ROUNDS):
             scale_s = np.maximum(np.abs(said_s), np.abs(seconds) / 5) + self._beside_s[chosen]
             weight = is_wild / np.maximum(scale_s, 1e-5)
-            found = nonnegative(table * weight[:, None], seconds * weight)
+            found = self._basis @ nonnegative(table @ self._basis * weight[:, None], seconds * weight)
             said_s = table @ found
             errors = np.abs(said_s - seconds) / np.maximum(scale_s, 1e-5)
             limit = WILD * max(float(np.median(errors)), 1e-6)

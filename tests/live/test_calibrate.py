@@ -116,6 +116,23 @@ def test_noise_does_not_make_times_shorter() -> None:
         assert found == pytest.approx(API_S + step_s(num_prompt, 0), rel=0.06)
 
 
+def test_tokens_are_not_taken_for_pairs_of_them() -> None:
+    """Four prompts in one step have the tokens of a long one, but not its pairs."""
+    rng = np.random.default_rng(1)
+    fits = []
+    for _ in range(10):
+        probes = [
+            replace(one, held_up_s=one.held_up_s * float(rng.gamma(25, 1 / 25)))
+            if isinstance(one, Joined)
+            else one
+            for one in made_probes(False, rng, noise=0.2)
+        ]
+        fits.append(fit_probes(probes, FACTS, None))
+    found = [cost_tables(fit.cost, None).stage_s(2000, pairs=4 * 500**2 / 2) for fit in fits]
+    true_s = step_s(2000, 0) - 5e-9 * (2000**2 - 4 * 500**2) / 2
+    assert min(found) > 0.75 * true_s
+
+
 def loaded(slower: float, is_async: bool = True, api_s: float = API_S) -> list[Mixed]:
     """Answers of a server whose steps take `slower` times as long while requests come and go."""
     cost = {"kind": "linear"} | {name: slower * float(TRUTH[name]) for name in "abcde"}  # type: ignore[arg-type]
