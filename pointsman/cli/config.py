@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from pointsman.cli.completion import config_files, config_keys
 from pointsman.cli.console import print_json, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson
@@ -15,10 +16,21 @@ from pointsman.errors import InputError
 
 def config(
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="A key, or the beginning of some: workload.arrivals")
+        str | None,
+        typer.Argument(
+            metavar="KEY",
+            help="A key, or the beginning of some: workload.arrivals",
+            autocompletion=config_keys,
+        ),
     ] = None,
     of: Annotated[
-        str, typer.Option("--of", metavar="FILE", help="cluster, serve or train: whose keys to list.")
+        str,
+        typer.Option(
+            "--of",
+            metavar="FILE",
+            help="cluster, serve or train: whose keys to list.",
+            autocompletion=config_files,
+        ),
     ] = "cluster",
     as_json: AsJson = False,
 ) -> None:

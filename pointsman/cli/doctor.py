@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.cli.completion import policy_names
 from pointsman.cli.console import print_json, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson
@@ -37,7 +38,13 @@ def doctor(
         str | None, typer.Option("--router", metavar="URL", help="A router that runs already.")
     ] = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="POLICY", help="The policy that `serve` will use.")
+        str,
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help="The policy that `serve` will use.",
+            autocompletion=policy_names,
+        ),
     ] = "default",
     backend_ca: BackendCa = None,
     timeout: Annotated[

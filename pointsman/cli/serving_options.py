@@ -7,11 +7,19 @@ from typing import Annotated
 
 import typer
 
+from pointsman.cli.completion import policy_names
+
 BackendUrls = Annotated[
     list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
 ]
 ServedPolicy = Annotated[
-    str, typer.Option("--policy", metavar="POLICY", help="A heuristic, `default`, a run or a file.")
+    str,
+    typer.Option(
+        "--policy",
+        metavar="POLICY",
+        help="A heuristic, `default`, a run or a file.",
+        autocompletion=policy_names,
+    ),
 ]
 BackendsFile = Annotated[
     Path | None,
@@ -44,7 +52,12 @@ TlsKey = Annotated[
 ]
 Shadow = Annotated[
     str | None,
-    typer.Option("--shadow", metavar="POLICY", help="Count what this policy would have done."),
+    typer.Option(
+        "--shadow",
+        metavar="POLICY",
+        help="Count what this policy would have done.",
+        autocompletion=policy_names,
+    ),
 ]
 RecordFile = Annotated[
     Path | None,

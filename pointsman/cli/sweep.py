@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.cli.completion import preset_names, problem_names
 from pointsman.cli.console import Advance, print_json, print_verdict, progress, say, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
@@ -50,11 +51,21 @@ def sweep(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", metavar="NAME", help="quick (default), generalist or jobs."),
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="quick (default), generalist or jobs.",
+            autocompletion=preset_names,
+        ),
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option("--env", metavar="NAME", help="The preset of a problem: routing (default) or jobs."),
+        typer.Option(
+            "--env",
+            metavar="NAME",
+            help="The preset of a problem: routing (default) or jobs.",
+            autocompletion=problem_names,
+        ),
     ] = None,
     search: Annotated[
         list[str] | None,

@@ -137,6 +137,9 @@ def test_a_reader_that_stops_reading_is_no_error(arguments: tuple[str, ...]) -> 
         ("pointsman compare --policies random,late", "random,late-binding"),
         ("pointsman evaluate defa", "default"),
         ("pointsman tune --suite gen", "generalisation"),
+        ("pointsman serve --policy late", "late-binding"),
+        ("pointsman emulate --devices A100-80,H1", "A100-80,H100"),
+        ("pointsman config workload.arr", "workload.arrivals"),
     ],
 )
 def test_completion_in_a_shell(words: str, completed: str) -> None:
@@ -147,6 +150,20 @@ def test_completion_in_a_shell(words: str, completed: str) -> None:
         command, env={**os.environ, **variables}, capture_output=True, text=True, check=True
     )
     assert completed in done.stdout.split()
+
+
+NAMES = ("NAME", "POLICY", "KEY", "A,B,C", "A,B,…")
+
+
+def test_whatever_takes_a_name_offers_the_names_there_are() -> None:
+    from pointsman.cli.main import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for command in commands.values():
+        with command.make_context(command.name, [], resilient_parsing=True) as context:
+            for one in command.params:
+                offered = one.shell_complete(context, "")
+                assert bool(offered) or one.metavar not in NAMES, f"{command.name} {one.opts[0]}"
 
 
 # What an option of this name is in every command that has it, whatever its help says.
@@ -169,6 +186,7 @@ def test_commands_share_one_grammar() -> None:
     import typer.main
 
     from pointsman.cli.main import app
+
 
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, command in commands.items():
