@@ -187,7 +187,6 @@ def test_commands_share_one_grammar() -> None:
 
     from pointsman.cli.main import app
 
-
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, command in commands.items():
         parameters = {option: one for one in command.params for option in one.opts}
