@@ -24,14 +24,14 @@ def config(
         ),
     ] = None,
     of: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--of",
             metavar="FILE",
-            help="cluster, serve or train: whose keys to list.",
+            help="cluster (default), serve or train: whose keys to list.",
             autocompletion=config_files,
         ),
-    ] = "cluster",
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain the keys of configuration files: what each means, what it may be, and what it is if left out.
@@ -40,9 +40,9 @@ def config(
     """
     from pointsman.cli.keys import FILES, find_keys, keys_of
 
-    if of not in FILES:
+    if of is not None and of not in FILES:
         raise InputError("--of", of, "unknown file", f"one of {', '.join(FILES)}")
-    found = list(keys_of(of)) if key is None else find_keys(key)
+    found = list(keys_of(of or "cluster")) if key is None else find_keys(key, [of] if of else [*FILES])
     if as_json:
         print_json([one._asdict() for one in found])
         return

@@ -61,10 +61,13 @@ def doctor(
     """
     from pointsman.live.doctor import as_rows, examine
     from pointsman.router.http.address import parse_url
+    from pointsman.router.http.tls import server_side_tls
 
     servers = _servers(backend or [], backends, dns, kubernetes)
     if router is not None:
         parse_url(router, "--router")
+    if backend_ca is not None:
+        server_side_tls(backend_ca)
     findings = examine(servers, policy, router, backend_ca, timeout)
     if as_json:
         print_json(as_rows(findings))

@@ -57,6 +57,10 @@ def test_help_has_an_example(cli: Cli, command: str) -> None:
         (("compar",), "Did you mean 'compare'?"),
         (("simulate", "--sett", "a=b"), "No such option: --sett"),
         (("simulate", "a.yaml", "b.yaml"), "b.yaml"),
+        (("plan", "--share", "x"), "--share = 'x': must be a number; see `pointsman plan --help`"),
+        (("plan", "--seeds=1", "--seeds=many"), "--seeds = 'many': must be a whole number"),
+        (("doctor", "--timeout", "0"), "--timeout = '0': must be greater than or equal to 0.1"),
+        (("sweep", "--search"), "Option '--search' requires an argument; see `pointsman sweep --help`"),
     ],
 )
 def test_usage_errors_are_one_line(cli: Cli, arguments: tuple[str, ...], text: str) -> None:
