@@ -105,24 +105,24 @@ def parse_yaml(text: str, name: str = "the text") -> Any:
         raise yaml.YAMLError(str(error)) from None
 
 
-def read_yaml(path: Path, first_key: str) -> dict[str, Any]:
-    """The keys of a configuration file."""
+def read_yaml(path: Path, first_key: str, field: str = "CONFIG") -> dict[str, Any]:
+    """The keys of a configuration file; `field` is what named it."""
     if {".csv", ".jsonl", ".parquet"} & set(path.suffixes):
         remedy = f"write `workload: {{trace: {path.name}}}` into a YAML file and name that"
-        raise InputError("CONFIG", str(path), "is a trace, not a configuration", remedy)
+        raise InputError(field, str(path), "is a trace, not a configuration", remedy)
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     except FileNotFoundError:
-        raise InputError("CONFIG", str(path), "no such file", "check the path") from None
+        raise InputError(field, str(path), "no such file", "check the path") from None
     except IsADirectoryError:
-        raise InputError("CONFIG", str(path), "is a directory", "name a YAML file") from None
+        raise InputError(field, str(path), "is a directory", "name a YAML file") from None
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
-        raise InputError("CONFIG", str(path), f"not valid YAML ({problem})", "correct the file") from None
+        raise InputError(field, str(path), f"not valid YAML ({problem})", "correct the file") from None
     except (OSError, ValueError) as error:  # not text, or a name that no file can have
-        raise InputError("CONFIG", str(path), f"cannot be read ({error})", "name a YAML text file") from None
+        raise InputError(field, str(path), f"cannot be read ({error})", "name a YAML text file") from None
     if not isinstance(data, dict):
-        raise InputError("CONFIG", str(path), "holds no keys with values", f"start with `{first_key}:`")
+        raise InputError(field, str(path), "holds no keys with values", f"start with `{first_key}:`")
     return data
 
 

@@ -4,6 +4,8 @@ in seconds runs, on shorter traffic.
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
 import shlex
@@ -164,3 +166,51 @@ def does_run(command: str, folder: Path) -> bool:
         shutil.copy(folder / "runs" / "mine" / "progress.csv", folder)
     status = main([name, *arguments, *SHORT.get(name, [])])
     return status == 0 or (name == "diagnose" and status == 1)  # 1: it found something
+
+
+_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+
+
+def python_blocks(name: str) -> list[str]:
+    return blocks(ROOT / "docs" / name, "python")
+
+
+def test_documented_python_is_python_and_imports_what_there_is() -> None:
+    """All of it; what needs no servers and no extra runs below."""
+    found = [(page, block) for page in PAGES for block in blocks(page, "python")]
+    for page, block in found:
+        code = compile(block.replace(": …", ": ..."), page.name, "exec", ast.PyCF_ONLY_AST | _AWAIT)
+        for one in ast.walk(code):
+            if not isinstance(one, ast.ImportFrom) or not (one.module or "").startswith("pointsman."):
+                continue
+            try:
+                module = importlib.import_module(one.module or "")
+                for alias in one.names:
+                    if not hasattr(module, alias.name):
+                        importlib.import_module(f"{one.module}.{alias.name}")
+            except ModuleNotFoundError as error:  # of an extra that is not installed
+                assert not (error.name or "").startswith("pointsman"), f"{page.name}: {error}"
+    assert len(found) >= 8
+
+
+def test_documented_embedding_runs(tmp_path: Path) -> None:
+    names = {"body": b"x" * 3000, "replicas": ["http://a:8000", "http://b:8000"], "worker_number": 2}
+    first, second = python_blocks("embedding.md")
+    exec(first, names)
+    assert names["replica"] in ("http://a:8000", "http://b:8000")
+    exec(second.replace("/dev/shm", str(tmp_path)), names)
+    assert (tmp_path / "books").exists()
+
+
+def test_documented_conversion_of_a_job_log_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = {"start_time": "2017-10-03 01:00:00", "end_time": "2017-10-03 02:00:00"}
+    job = {
+        "submitted_time": "2017-10-03 00:59:00",
+        "attempts": [{**run, "detail": [{"gpus": ["0", "1"]}, {"gpus": ["0"]}]}],
+    }
+    (tmp_path / "cluster_job_log").write_text(json.dumps([job, {**job, "attempts": []}]))
+    (block,) = python_blocks("jobs.md")
+    exec(block, {})
+    lines = (tmp_path / "philly.csv").read_text().split()
+    assert lines == ["submitted_at,duration_s,gpus", "2017-10-03", "00:59:00,3600.0,3"]

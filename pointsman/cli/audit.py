@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pointsman.cli.completion import policy_names, problem_names
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
@@ -16,7 +17,6 @@ from pointsman.cli.options import (
     ScenarioNames,
     Suite,
     chosen_scenarios,
-    policy_names,
     refuse_seed,
 )
 from pointsman.cli.returns import env_section, refuse_routing_options
@@ -43,7 +43,12 @@ def audit_features(
     ] = 20_000,
     env: Annotated[
         str | None,
-        typer.Option("--env", metavar="NAME", help="Another problem than routing: jobs. --set changes it."),
+        typer.Option(
+            "--env",
+            metavar="NAME",
+            help="Another problem than routing: jobs. --set changes it.",
+            autocompletion=problem_names,
+        ),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,20 +51,20 @@ def calibrate(
 
     Example: pointsman calibrate --url http://127.0.0.1:8000 --minutes 3 --out my-server.yaml
     """
+    import yaml
+
+    from pointsman.files import output_file
+
     if url is None and traffic is None:
         raise InputError("--url", url, "this or --traffic is needed", "give one of the two, or both")
-    with compilation_announced():
+    # Opened first: minutes of probing are not lost to a path that cannot be written.
+    with nullcontext() if out is None else output_file("--out", out) as file, compilation_announced():
         if traffic is None:
             assert url is not None
             data = _probe(url, minutes, max_streams)
         else:
             data = _read(traffic) if url is None else _read_one(url, traffic)
-    if out is not None:
-        import yaml
-
-        from pointsman.files import output_file
-
-        with output_file("--out", out) as file:
+        if file is not None:
             file.write("# Written by `pointsman calibrate`.\n")
             file.write(yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110))
     if as_json or out is None:
@@ -75,10 +77,10 @@ def _probe(url: str, minutes: float, max_streams: int) -> dict[str, Any]:
     from pointsman.live.fitting import description, fit_probes
     from pointsman.live.probing import Prober, Server
 
-    if minutes <= 0 or max_streams < 1:
-        raise InputError(
-            "--minutes", minutes, "leaves no time or no requests to probe with", "use 3, and 64 streams"
-        )
+    if not 0 < minutes < math.inf:
+        raise InputError("--minutes", minutes, "is not a time to probe for", "for example 3")
+    if max_streams < 1:
+        raise InputError("--max-streams", max_streams, "leaves no requests to probe with", "for example 64")
 
     async def measure() -> dict[str, Any]:
         server = Server(url)
@@ -130,9 +132,9 @@ def _read_one(url: str, path: Path) -> dict[str, Any]:
     from pointsman.live.probing import Server
     from pointsman.live.traffic import UNDETERMINED, fit_traffic, read_traffic
 
+    table = read_traffic(path)
     server = Server(url)
     facts = asyncio.run(server.facts())
-    table = read_traffic(path)
     names = table["server"].unique().sort().to_list()
     if names != ["all"]:
         table = table.filter(pl.col("server").str.strip_chars_end("/") == server.url)

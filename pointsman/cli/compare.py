@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.cli.completion import policy_names, problem_names
 from pointsman.cli.console import (
     TABLE_WIDTH,
     compilation_announced,
@@ -35,7 +36,6 @@ from pointsman.cli.options import (
     Suite,
     chosen_scenarios,
     objective_named,
-    policy_names,
     refuse_seed,
     report_seeds,
     simulators,
@@ -74,7 +74,10 @@ def compare(
     env: Annotated[
         str | None,
         typer.Option(
-            "--env", metavar="NAME", help="Another problem than routing: jobs or vidur. --set changes it."
+            "--env",
+            metavar="NAME",
+            help="Another problem than routing: jobs or vidur. --set changes it.",
+            autocompletion=problem_names,
         ),
     ] = None,
     seeds: NumSeeds = None,
@@ -84,6 +87,7 @@ def compare(
             "--baseline",
             metavar="POLICY",
             help="What changes are measured against. Default: least-outstanding; jobs: sjf.",
+            autocompletion=policy_names,
         ),
     ] = None,
     objective: ObjectiveName = None,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from pointsman.cli.completion import config_files, config_keys
 from pointsman.cli.console import print_json, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson
@@ -15,11 +16,22 @@ from pointsman.errors import InputError
 
 def config(
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="A key, or the beginning of some: workload.arrivals")
+        str | None,
+        typer.Argument(
+            metavar="KEY",
+            help="A key, or the beginning of some: workload.arrivals",
+            autocompletion=config_keys,
+        ),
     ] = None,
     of: Annotated[
-        str, typer.Option("--of", metavar="FILE", help="cluster, serve or train: whose keys to list.")
-    ] = "cluster",
+        str | None,
+        typer.Option(
+            "--of",
+            metavar="FILE",
+            help="cluster (default), serve or train: whose keys to list.",
+            autocompletion=config_files,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain the keys of configuration files: what each means, what it may be, and what it is if left out.
@@ -28,9 +40,9 @@ def config(
     """
     from pointsman.cli.keys import FILES, find_keys, keys_of
 
-    if of not in FILES:
+    if of is not None and of not in FILES:
         raise InputError("--of", of, "unknown file", f"one of {', '.join(FILES)}")
-    found = list(keys_of(of)) if key is None else find_keys(key)
+    found = list(keys_of(of or "cluster")) if key is None else find_keys(key, [of] if of else [*FILES])
     if as_json:
         print_json([one._asdict() for one in found])
         return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.cli.completion import policy_names
 from pointsman.cli.console import print_json, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson
@@ -37,7 +38,13 @@ def doctor(
         str | None, typer.Option("--router", metavar="URL", help="A router that runs already.")
     ] = None,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="POLICY", help="The policy that `serve` will use.")
+        str,
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help="The policy that `serve` will use.",
+            autocompletion=policy_names,
+        ),
     ] = "default",
     backend_ca: BackendCa = None,
     timeout: Annotated[
@@ -54,10 +61,13 @@ def doctor(
     """
     from pointsman.live.doctor import as_rows, examine
     from pointsman.router.http.address import parse_url
+    from pointsman.router.http.tls import server_side_tls
 
     servers = _servers(backend or [], backends, dns, kubernetes)
     if router is not None:
         parse_url(router, "--router")
+    if backend_ca is not None:
+        server_side_tls(backend_ca)
     findings = examine(servers, policy, router, backend_ca, timeout)
     if as_json:
         print_json(as_rows(findings))

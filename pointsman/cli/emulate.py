@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pointsman.cli.completion import device_names, length_names, model_names
 from pointsman.cli.console import compilation_announced, print_json, say
 from pointsman.cli.options import AsJson, check_port
 from pointsman.errors import InputError
@@ -23,21 +24,35 @@ def emulate(
         ),
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="See `pointsman hardware`.")
+        str,
+        typer.Option("--model", metavar="NAME", help="See `pointsman hardware`.", autocompletion=model_names),
     ] = "llama-3-8b",
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="What every server runs on.")
+        str,
+        typer.Option(
+            "--device", metavar="NAME", help="What every server runs on.", autocompletion=device_names
+        ),
     ] = "a100",
     devices: Annotated[
         str | None,
-        typer.Option("--devices", metavar="A,B,…", help="A device for each server, instead of --device."),
+        typer.Option(
+            "--devices",
+            metavar="A,B,…",
+            help="A device for each server, instead of --device.",
+            autocompletion=device_names,
+        ),
     ] = None,
     time_scale: Annotated[
         float, typer.Option("--time-scale", metavar="X", help="This many times as fast as the real thing.")
     ] = 1.0,
     lengths: Annotated[
         str,
-        typer.Option("--lengths", metavar="NAME", help="Lengths of answers that end before max_tokens."),
+        typer.Option(
+            "--lengths",
+            metavar="NAME",
+            help="Lengths of answers that end before max_tokens.",
+            autocompletion=length_names,
+        ),
     ] = "azure-conv",
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[

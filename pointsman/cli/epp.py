@@ -28,6 +28,7 @@ from pointsman.cli.serving_options import (
     ShareCa,
     ShownSettings,
     TlsKey,
+    check_policies,
 )
 from pointsman.errors import InputError
 
@@ -98,6 +99,7 @@ def epp(
         check_port(option, number)
     for url in backend or []:
         parse_url(url)
+    check_policies(policy, shadow)
     client_side_tls(tls_cert, tls_key)  # says what is wrong with the files
     options = Options(
         backends=backend or [],

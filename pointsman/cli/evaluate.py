@@ -19,6 +19,7 @@ from pointsman.cli.compare import (
     split_names,
     table_width,
 )
+from pointsman.cli.completion import policy_names
 from pointsman.cli.console import (
     TABLE_WIDTH,
     compilation_announced,
@@ -46,7 +47,6 @@ from pointsman.cli.options import (
     kept_situations,
     known_origin,
     objective_named,
-    policy_names,
     refuse_seed,
     report_seeds,
     simulators,

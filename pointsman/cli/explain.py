@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pointsman.cli.completion import feature_names, trained_names
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
@@ -17,7 +18,6 @@ from pointsman.cli.options import (
     Suite,
     chosen_scenarios,
     known_origin,
-    policy_names,
     refuse_seed,
 )
 from pointsman.cli.returns import env_section, refuse_routing_options
@@ -38,7 +38,7 @@ def explain(
     policy: Annotated[
         str,
         typer.Argument(
-            metavar="POLICY", help="A run, its checkpoint, or `default`.", autocompletion=policy_names
+            metavar="POLICY", help="A run, its checkpoint, or `default`.", autocompletion=trained_names
         ),
     ],
     config_files: ConfigFiles = None,
@@ -46,7 +46,12 @@ def explain(
     suite: Suite = None,
     feature: Annotated[
         list[str] | None,
-        typer.Option("--feature", metavar="NAME", help="Follow this one; repeat it. Default: the top six."),
+        typer.Option(
+            "--feature",
+            metavar="NAME",
+            help="Follow this one; repeat it. Default: the top six.",
+            autocompletion=feature_names,
+        ),
     ] = None,
     decisions: Annotated[int, typer.Option("--decisions", metavar="N", help="How many to look at.")] = 2048,
     overrides: Overrides = None,

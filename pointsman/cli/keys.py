@@ -56,10 +56,10 @@ class Key(NamedTuple):
     meaning: str
 
 
-def find_keys(text: str) -> list[Key]:
-    """The keys meant, in whichever file they stand."""
+def find_keys(text: str, files: Sequence[str] = tuple(FILES)) -> list[Key]:
+    """The keys meant, in the first of these files that has them."""
     known: list[str] = []
-    for file in FILES:
+    for file in files:
         keys = list(keys_of(file))
         found = [one for one in keys if one.key == text or one.key.startswith(f"{text}.")]
         if found:

@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from pointsman.cli.completion import problem_names
 from pointsman.cli.console import print_json, stdout
 from pointsman.cli.options import AsJson
 
@@ -84,7 +85,13 @@ def policies(
         bool, typer.Option("--signals", help="List the signals a linear-score can weigh.")
     ] = False,
     env: Annotated[
-        str | None, typer.Option("--env", metavar="NAME", help="Those of another problem than routing: jobs.")
+        str | None,
+        typer.Option(
+            "--env",
+            metavar="NAME",
+            help="Those of another problem than routing: jobs.",
+            autocompletion=problem_names,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -8,6 +8,7 @@ commands, so that --help answers at once.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -144,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(f"error: {missing}")
             return 2
         except _ClickError as error:
-            return _usage_error(error)
+            return _usage_error(error, list(arguments or ()))
         except BrokenPipeError:
             # Whoever read our output has seen enough. Nothing may be flushed into the pipe at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -172,9 +173,37 @@ def _with_address(arguments: Sequence[str]) -> list[str]:
     ]
 
 
-def _usage_error(error: BaseException) -> int:
+# What typer says in more words.
+_PLAINLY = {
+    "Input should be a valid integer, unable to parse string as an integer": "must be a whole number",
+    "Input should be a valid number, unable to parse string as a number": "must be a number",
+    "Input should be": "must be",
+}
+
+
+def _usage_error(error: BaseException, arguments: Sequence[str]) -> int:
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "pointsman"
+    option, value = _given(getattr(error, "param", None), arguments)
+    if value is not None:
+        message = " ".join(str(getattr(error, "message", message)).split())
+        for theirs, ours in _PLAINLY.items():
+            message = message.replace(theirs, ours)
+        message = f"{option} = {value!r}: {message}"
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    context = getattr(error, "ctx", None)  # there is none where an option lacks its value
+    command = context.command_path if context is not None else f"pointsman {named}".strip()
     say(f"error: {message.rstrip('.')}; see `{command} --help`")
     return 2
+
+
+def _given(param: Any, arguments: Sequence[str]) -> tuple[str, str | None]:
+    """The option as it was written, and its value: the last one counts."""
+    options = getattr(param, "opts", ())
+    for one, after in reversed(list(itertools.pairwise(arguments))):
+        if one in options:
+            return one, after
+    for one in reversed(arguments):
+        option, sign, value = one.partition("=")
+        if sign and option in options:
+            return option, value
+    return "", None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from pointsman.cli.completion import objective_names, scenario_names, suite_names
 from pointsman.errors import InputError, PointsmanWarning
 
 if TYPE_CHECKING:
@@ -36,36 +37,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the configuration, e.g. workload.requests=5000."),
 ]
-
-
-def scenario_names(incomplete: str) -> list[str]:
-    """For completion in a shell."""
-    from pointsman.experiments.scenarios import SATURATED, SCENARIOS, UNSEEN
-
-    return [name for name in (*SCENARIOS, *SATURATED, *UNSEEN) if name.startswith(incomplete)]
-
-
-def policy_names(incomplete: str) -> list[str]:
-    """The same of policies, the last of several with commas between them."""
-    from pointsman.routing.heuristics import HEURISTICS
-    from pointsman.routing.sources import SHIPPED
-
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in (*HEURISTICS, *SHIPPED) if name.startswith(last)]
-
-
-def _suite_names(incomplete: str) -> list[str]:
-    from pointsman.experiments.scenarios import SUITES
-
-    return [name for name in SUITES if name.startswith(incomplete)]
-
-
-def _objective_names(incomplete: str) -> list[str]:
-    from pointsman.experiments.objective import OBJECTIVES
-
-    return [name for name in OBJECTIVES if name.startswith(incomplete)]
-
-
 ScenarioName = Annotated[
     str | None,
     typer.Option(
@@ -107,7 +78,7 @@ Suite = Annotated[
         "--suite",
         metavar="NAME",
         help="Several scenarios: all, prefixes, saturated or generalisation.",
-        autocompletion=_suite_names,
+        autocompletion=suite_names,
     ),
 ]
 NumSeeds = Annotated[
@@ -140,7 +111,7 @@ ObjectiveName = Annotated[
         "--objective",
         metavar="NAME",
         help="balanced, mean, tail or slo: what a second of waiting costs.",
-        autocompletion=_objective_names,
+        autocompletion=objective_names,
     ),
 ]
 Keep = Annotated[

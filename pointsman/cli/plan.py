@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from pointsman.cli.compare import split_names
+from pointsman.cli.completion import policy_names
 from pointsman.cli.console import (
     compilation_announced,
     print_json,
@@ -29,7 +30,6 @@ from pointsman.cli.options import (
     ScenarioName,
     base_dir,
     num_threads,
-    policy_names,
     refuse_seed,
     report_seeds,
     resolve,

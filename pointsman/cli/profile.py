@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pointsman.cli.completion import model_names
 from pointsman.cli.console import print_json, progress, say
 from pointsman.cli.options import AsJson
 from pointsman.errors import InputError
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 def profile(
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="See `pointsman hardware`.")
+        str,
+        typer.Option("--model", metavar="NAME", help="See `pointsman hardware`.", autocompletion=model_names),
     ] = "Llama-3-8B",
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", metavar="N", help="Time the shapes of one of N devices.")

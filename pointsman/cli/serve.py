@@ -29,6 +29,7 @@ from pointsman.cli.serving_options import (
     ShareCa,
     ShownSettings,
     TlsKey,
+    check_policies,
 )
 from pointsman.errors import InputError
 
@@ -110,6 +111,7 @@ def serve(
     check_port("--admin-port", admin_port)
     for url in backend or []:
         parse_url(url)
+    check_policies(policy, shadow)
     if backend_ca is not None:
         server_side_tls(backend_ca)
     options = Options(

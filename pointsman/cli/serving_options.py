@@ -7,11 +7,20 @@ from typing import Annotated
 
 import typer
 
+from pointsman.cli.completion import policy_names
+from pointsman.errors import InputError
+
 BackendUrls = Annotated[
     list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
 ]
 ServedPolicy = Annotated[
-    str, typer.Option("--policy", metavar="POLICY", help="A heuristic, `default`, a run or a file.")
+    str,
+    typer.Option(
+        "--policy",
+        metavar="POLICY",
+        help="A heuristic, `default`, a run or a file.",
+        autocompletion=policy_names,
+    ),
 ]
 BackendsFile = Annotated[
     Path | None,
@@ -44,7 +53,12 @@ TlsKey = Annotated[
 ]
 Shadow = Annotated[
     str | None,
-    typer.Option("--shadow", metavar="POLICY", help="Count what this policy would have done."),
+    typer.Option(
+        "--shadow",
+        metavar="POLICY",
+        help="Count what this policy would have done.",
+        autocompletion=policy_names,
+    ),
 ]
 RecordFile = Annotated[
     Path | None,
@@ -84,3 +98,15 @@ ServingOverrides = Annotated[
 ShownSettings = Annotated[
     bool, typer.Option("--settings", help="Print all settings with their defaults, and exit.")
 ]
+
+
+def check_policies(policy: str, shadow: str | None) -> None:
+    """Refuse names that are none by the option that gave them."""
+    from pointsman.routing.policy import PolicySpec
+    from pointsman.spec import parse_spec
+
+    for option, name in (("--policy", policy), ("--shadow", shadow)):
+        try:
+            parse_spec(PolicySpec, {"kind": name or policy}, option)
+        except InputError as error:
+            raise InputError(option, error.value, error.problem, error.remedy) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.cli.completion import preset_names, problem_names
 from pointsman.cli.console import Advance, print_json, print_verdict, progress, say, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
@@ -50,11 +52,21 @@ def sweep(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", metavar="NAME", help="quick (default), generalist or jobs."),
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="quick (default), generalist or jobs.",
+            autocompletion=preset_names,
+        ),
     ] = None,
     env: Annotated[
         str | None,
-        typer.Option("--env", metavar="NAME", help="The preset of a problem: routing (default) or jobs."),
+        typer.Option(
+            "--env",
+            metavar="NAME",
+            help="The preset of a problem: routing (default) or jobs.",
+            autocompletion=problem_names,
+        ),
     ] = None,
     search: Annotated[
         list[str] | None,
@@ -128,8 +140,7 @@ def sweep(
     folder = out.expanduser().resolve()
     plan = {"search": search, "seed": seed, "configuration": config.model_dump(mode="json")}
     all_trials = read_trials(folder, plan, drawn)
-    for trial in all_trials:
-        config_with(trial)  # what cannot be trained is refused before anything is
+    _refuse_environments([config, *map(config_with, all_trials)])
     if len(drawn) < trials:
         say(f"note: the lists have {len(drawn)} combinations, so there are as many trials")
     command = shlex.join(["pointsman", *context.obj])
@@ -169,6 +180,14 @@ def _keys(texts: Sequence[str]) -> list[SearchKey]:
         if name in names:
             raise InputError("--search", name, "must be the same for all trials", f"give {option}")
     return keys
+
+
+def _refuse_environments(configs: Sequence[TrainConfig]) -> None:
+    """What cannot be trained on is an error before anything is, not a table of trials that failed."""
+    from pointsman.evaluation.problem import make_env
+
+    for env in {json.dumps(config.env): config.env for config in configs}.values():
+        make_env(env, 1)
 
 
 def _workers(ray: str | None, asked: int) -> tuple[Launcher, int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pointsman.cli.completion import preset_names, problem_names, trained_names
 from pointsman.cli.console import compilation_announced, print_json, say, stdout
 from pointsman.cli.live import live_options
 from pointsman.cli.options import (
@@ -48,12 +49,20 @@ def train(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option("--preset", metavar="NAME", help="quick (default), generalist, jobs, live or vidur."),
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="quick (default), generalist, jobs, live or vidur.",
+            autocompletion=preset_names,
+        ),
     ] = None,
     env: Annotated[
         str | None,
         typer.Option(
-            "--env", metavar="NAME", help="The preset of a problem: routing (default), jobs or vidur."
+            "--env",
+            metavar="NAME",
+            help="The preset of a problem: routing (default), jobs or vidur.",
+            autocompletion=problem_names,
         ),
     ] = None,
     out: Annotated[
@@ -86,7 +95,12 @@ def train(
     ] = None,
     start_from: Annotated[
         str | None,
-        typer.Option("--start-from", metavar="POLICY", help="Learn on from `default`, a run, a checkpoint."),
+        typer.Option(
+            "--start-from",
+            metavar="POLICY",
+            help="Learn on from `default`, a run, a checkpoint.",
+            autocompletion=trained_names,
+        ),
     ] = None,
     live: Annotated[
         list[str] | None,

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from pointsman.cli.completion import objective_names, tunable_names
 from pointsman.cli.console import compilation_announced, print_json, progress, say, stdout, warnings_noted
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
@@ -43,11 +44,21 @@ def tune(
     suite: Suite = None,
     policy: Annotated[
         str,
-        typer.Option("--policy", metavar="NAME", help="What to tune: a heuristic with parameters."),
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="What to tune: a heuristic with parameters.",
+            autocompletion=tunable_names,
+        ),
     ] = "linear-score",
     objective: Annotated[
         str,
-        typer.Option("--objective", metavar="NAME", help="What to minimise: balanced, mean, tail or slo."),
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            help="What to minimise: balanced, mean, tail or slo.",
+            autocompletion=objective_names,
+        ),
     ] = "balanced",
     keep: Keep = None,
     decisions: Annotated[
@@ -119,10 +130,10 @@ def tune(
 
 
 def _check_tunable(policy: str) -> None:
-    from pointsman.evaluation.tune import LINEAR_SCORE
+    from pointsman.evaluation.tune import tunable_kinds
     from pointsman.routing.heuristics import HEURISTICS
 
-    tunable = [LINEAR_SCORE, *(name for name, one in HEURISTICS.items() if one.parameters)]
+    tunable = tunable_kinds()
     if policy not in tunable:
         problem = "has no parameters" if policy in HEURISTICS else "is not a heuristic"
         raise InputError("--policy", policy, problem, f"name one of {', '.join(tunable)}")

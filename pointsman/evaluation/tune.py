@@ -89,6 +89,11 @@ Situation = Callable[[int], Prepared]  # what is to be served, for a seed
 Progress = Callable[[float], None]  # gets what share of the budget was used since the last call
 
 
+def tunable_kinds() -> list[str]:
+    """What `tune` can improve: weights, and heuristics with parameters."""
+    return [LINEAR_SCORE, *(name for name, one in HEURISTICS.items() if one.parameters)]
+
+
 @dataclass(frozen=True)
 class Budget:
     """Simulated decisions, or minutes; with decisions, the result depends on nothing but the seed."""

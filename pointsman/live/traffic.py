@@ -67,6 +67,10 @@ class TrafficFit:
 
 def read_traffic(path: Path) -> pl.DataFrame:
     """JSON lines or CSV; `ttft_s` and `e2e_s` may stand for the times of the first and the last token."""
+    if path.is_dir():
+        raise InputError("--traffic", str(path), "is a directory", "name a file of JSON lines or CSV")
+    if not path.exists():
+        raise InputError("--traffic", str(path), "no such file", "check the path")
     try:
         table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_ndjson(path, infer_schema_length=None)
     except (OSError, pl.exceptions.PolarsError) as error:
@@ -97,8 +101,8 @@ def fit_traffic(table: pl.DataFrame, num_blocks: int | None = None, block_size: 
     fits = []
     for (server,), rows in sorted(table.partition_by("server", as_dict=True).items(), key=str):
         if len(rows) < MIN_REQUESTS:
-            problem = f"has {len(rows)} requests of server {server}"
-            raise InputError("--traffic", server, problem, f"record at least {MIN_REQUESTS}")
+            problem = f"has only {len(rows)} requests in it"
+            raise InputError("server in --traffic", server, problem, f"record at least {MIN_REQUESTS}")
         fits.append(_fit_server(str(server), rows, memory))
     return fits
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pointsman.evaluation.bootstrap import LEVEL, student_t_quantile
 from pointsman.report.figure import short
-from pointsman.report.page import Section, escape, paragraphs
+from pointsman.report.page import Section, paragraphs, unbroken
 
 BETTER, UNCLEAR, WORSE = "better", "unclear", "worse"
 
@@ -31,7 +31,7 @@ class Verdict:
 
     def html(self) -> str:
         return (
-            f'<div class="verdict {self.tone}"><p><strong>{escape(self.sentence)}</strong></p>'
+            f'<div class="verdict {self.tone}"><p><strong>{unbroken(self.sentence)}</strong></p>'
             f"{paragraphs(self.details)}</div>"
         )
 

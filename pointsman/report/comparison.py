@@ -17,7 +17,7 @@ from pointsman.plain import provenance, to_json
 from pointsman.report.appraisal import Verdict
 from pointsman.report.choice import choice_of
 from pointsman.report.figure import Figure
-from pointsman.report.page import Section, escape, folded, page, paragraphs, table
+from pointsman.report.page import Section, escape, folded, page, paragraphs, table, unbroken
 from pointsman.report.plots import change_figure, hits_figure, survival_figure
 from pointsman.report.tables import (
     HEADERS,
@@ -186,7 +186,7 @@ class ComparisonReport:
         version = f"pointsman {about['pointsman']}"
         if about["git_revision"]:
             version += f", revision {about['git_revision'][:12]}"
-        command = f"<p><code>{escape(self.command)}</code></p>"
+        command = f"<p><code>{unbroken(self.command)}</code></p>"
         warned = paragraphs([f"Warning: {text}." for text in self.warnings], "warning")
         return warned + command + paragraphs(self.notes(against)) + paragraphs([version], "soft")
 

@@ -6,6 +6,7 @@ The pages are made of six small pieces, which f-strings say more shortly than a 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -67,11 +68,21 @@ def folded(title: str, body: str) -> str:
 def paragraphs(lines: Sequence[str], style: str = "") -> str:
     """Lines of plain text."""
     opening = f'<p class="{style}">' if style else "<p>"
-    return "".join(f"{opening}{escape(line)}</p>" for line in lines)
+    return "".join(f"{opening}{unbroken(line)}</p>" for line in lines)
 
 
 def escape(text: str) -> str:
     return html.escape(text)
+
+
+# Browsers break lines within `--set`, between a number and its unit, and within an interval. A span keeps
+# each of them whole; characters that do not break would come along with what a reader copies.
+_WHOLE = re.compile(r"(?<![\w-])--[a-z][\w-]*|[+−]?\d[\d.,]*(?: (?:ms|s|min|h)\b| \[[^]]{1,30}\])")
+
+
+def unbroken(text: str) -> str:
+    """The same for running text and commands, with what belongs together on one line."""
+    return _WHOLE.sub(r'<span class="whole">\g<0></span>', escape(text))
 
 
 def _cell(cell: str, is_text: bool) -> str:

@@ -19,7 +19,7 @@ from pointsman.files import write_files
 from pointsman.plain import provenance, to_json
 from pointsman.report.appraisal import Verdict
 from pointsman.report.figure import Axis, Bar, Figure, Level, Line, linear_axis, linear_ticks, row_axis
-from pointsman.report.page import Section, escape, page, paragraphs, table
+from pointsman.report.page import Section, escape, page, paragraphs, table, unbroken
 from pointsman.report.plots import ROW_HEIGHT, styles
 from pointsman.report.tables import change, direction, listed, markdown, number, percent, sample_text
 
@@ -229,7 +229,7 @@ class PlanReport:
 
     def html(self) -> str:
         warned = paragraphs([f"Warning: {text}." for text in self.warnings], "warning")
-        lead = f"{self.verdict.html()}{warned}<p><code>{escape(self.command)}</code></p>"
+        lead = f"{self.verdict.html()}{warned}<p><code>{unbroken(self.command)}</code></p>"
         lead += paragraphs(self.notes())
         policies = Section(
             "What each policy serves in time",

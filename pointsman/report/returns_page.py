@@ -23,7 +23,7 @@ from pointsman.plain import provenance, to_json
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Appraisal, Verdict
 from pointsman.report.comparison import DIRECTIONS
 from pointsman.report.figure import Bar, Figure, Ladder, linear_axis, row_axis
-from pointsman.report.page import Section, escape, folded, page, paragraphs, table
+from pointsman.report.page import Section, escape, folded, page, paragraphs, table, unbroken
 from pointsman.report.plots import ROW_HEIGHT, styles
 from pointsman.report.returns import ReturnsReport, signed, with_interval
 from pointsman.report.tables import does, listed, seed_range
@@ -71,7 +71,7 @@ def write_returns(report: ReturnsReport, folder: Path) -> None:
 
 def returns_html(report: ReturnsReport) -> str:
     kind = report.env["kind"]
-    lead = f"<p><code>{escape(report.command)}</code></p>" + paragraphs([*report.notes(), _version()])
+    lead = f"<p><code>{unbroken(report.command)}</code></p>" + paragraphs([*report.notes(), _version()])
     title = f"Policies for {kind}" if report.policy is None else f"{report.policy} on {kind}"
     return page(title, answer_of(report).html() + lead, [_section(report), _settings(report)])
 

@@ -28,7 +28,7 @@ from pointsman.report.figure import (
     row_axis,
     short,
 )
-from pointsman.report.page import Section, escape, folded, page, paragraphs, table
+from pointsman.report.page import Section, escape, folded, page, paragraphs, table, unbroken
 from pointsman.report.plots import ROW_HEIGHT
 from pointsman.report.tables import listed, markdown, percent
 from pointsman.training.search_space import Range, SearchKey, plain_value
@@ -165,7 +165,7 @@ class SweepReport:
         }
 
     def html(self) -> str:
-        lead = self.verdict.html() + f"<p><code>{escape(self.command)}</code></p>"
+        lead = self.verdict.html() + f"<p><code>{unbroken(self.command)}</code></p>"
         rows = [[escape(cell) for cell in row] for row in self.rows()]
         last = len(self.header) - 1
         trials = table([escape(name) for name in self.header], rows, words=(last,))

@@ -52,3 +52,4 @@ def test_bad_input(cli: Cli) -> None:
     check(cli("config", "workload.arival"), "KEY = 'workload.arival'", "did you mean 'workload.arrivals'?")
     check(cli("config", "ttft"), "KEY = 'ttft'")
     check(cli("config", "--of", "x"), "--of = 'x'", "cluster, serve, train")
+    check(cli("config", "workload", "--of", "serve"), "KEY = 'workload'", "unknown key")

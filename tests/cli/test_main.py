@@ -57,6 +57,10 @@ def test_help_has_an_example(cli: Cli, command: str) -> None:
         (("compar",), "Did you mean 'compare'?"),
         (("simulate", "--sett", "a=b"), "No such option: --sett"),
         (("simulate", "a.yaml", "b.yaml"), "b.yaml"),
+        (("plan", "--share", "x"), "--share = 'x': must be a number; see `pointsman plan --help`"),
+        (("plan", "--seeds=1", "--seeds=many"), "--seeds = 'many': must be a whole number"),
+        (("doctor", "--timeout", "0"), "--timeout = '0': must be greater than or equal to 0.1"),
+        (("sweep", "--search"), "Option '--search' requires an argument; see `pointsman sweep --help`"),
     ],
 )
 def test_usage_errors_are_one_line(cli: Cli, arguments: tuple[str, ...], text: str) -> None:
@@ -137,6 +141,9 @@ def test_a_reader_that_stops_reading_is_no_error(arguments: tuple[str, ...]) -> 
         ("pointsman compare --policies random,late", "random,late-binding"),
         ("pointsman evaluate defa", "default"),
         ("pointsman tune --suite gen", "generalisation"),
+        ("pointsman serve --policy late", "late-binding"),
+        ("pointsman emulate --devices A100-80,H1", "A100-80,H100"),
+        ("pointsman config workload.arr", "workload.arrivals"),
     ],
 )
 def test_completion_in_a_shell(words: str, completed: str) -> None:
@@ -147,6 +154,20 @@ def test_completion_in_a_shell(words: str, completed: str) -> None:
         command, env={**os.environ, **variables}, capture_output=True, text=True, check=True
     )
     assert completed in done.stdout.split()
+
+
+NAMES = ("NAME", "POLICY", "KEY", "A,B,C", "A,B,…")
+
+
+def test_whatever_takes_a_name_offers_the_names_there_are() -> None:
+    from pointsman.cli.main import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for command in commands.values():
+        with command.make_context(command.name, [], resilient_parsing=True) as context:
+            for one in command.params:
+                offered = one.shell_complete(context, "")
+                assert bool(offered) or one.metavar not in NAMES, f"{command.name} {one.opts[0]}"
 
 
 # What an option of this name is in every command that has it, whatever its help says.

@@ -70,3 +70,14 @@ def test_bad_input_is_refused_before_anything_is_trained(
     assert done.status == 2
     assert said in done.err and done.err.count("\n") == 1
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("options", [("--objective", "tial"), ("--search", "env.objective=mean,tial")])
+def test_what_an_environment_refuses_is_an_error_and_no_table_of_trials_that_failed(
+    cli: Cli, tmp_path: Path, options: tuple[str, str]
+) -> None:
+    search = ("--search", "network.width=8,16", "--out", tmp_path / "sweep")
+    done = cli("sweep", "--preset", "quick", *search, *options)
+    assert done.status == 2
+    assert "= 'tial': unknown objective; did you mean 'tail'?" in done.err
+    assert not (tmp_path / "sweep").exists()

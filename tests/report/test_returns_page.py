@@ -41,7 +41,7 @@ def test_comparison_page() -> None:
 
 
 def test_comparison_page_says_which_to_take() -> None:
-    assert "fifo returns most: 0.7" in returns_html(report(60, None))
+    assert 'fifo returns most: <span class="whole">0.7' in returns_html(report(60, None))
     assert "+0.200 [" in returns_html(report(60, None))
     noise = report(60, None)
     noise.returns.metrics["<mine>"][RETURN][:] = noise.returns.metrics["fifo"][RETURN] - [0.1, -0.08] * 30
@@ -53,7 +53,7 @@ def test_comparison_page_says_which_to_take() -> None:
 def test_evaluation_page_begins_with_the_verdict() -> None:
     html = returns_html(report(60, "<mine>"))
     check_page(html)
-    assert "&lt;mine&gt; beats sjf: +0.100" in html
+    assert '&lt;mine&gt; beats sjf: <span class="whole">+0.100' in html
     assert "But fifo does better." in html
     assert html.index('class="verdict') < html.index("<table")
 

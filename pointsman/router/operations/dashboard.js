@@ -13,8 +13,8 @@ const digits = (value, count = 3) => Number(value.toPrecision(count)).toLocaleSt
 const whole = value => Math.round(value).toLocaleString("en");
 const known = (value, write) => value === null || value === undefined ? "–" : write(value);
 const share = value => known(value, v => `${(100 * v).toFixed(v > 0 && v < 0.0995 ? 1 : 0)} %`);
-const seconds = value => known(value, v => v <= 0 ? "0" : v < 9.995e-4 ? `${digits(1e6 * v)} µs` : v < 0.9995 ? `${digits(1000 * v)} ms` : `${digits(v)} s`);
-const ago = value => value < 90 ? `${Math.round(value)} s` : value < 5400 ? `${Math.round(value / 60)} min` : `${digits(value / 3600)} h`;
+const seconds = value => known(value, v => v <= 0 ? "0" : v < 9.995e-4 ? `${digits(1e6 * v)}\u00a0µs` : v < 0.9995 ? `${digits(1000 * v)}\u00a0ms` : `${digits(v)}\u00a0s`);
+const ago = value => value < 90 ? `${Math.round(value)}\u00a0s` : value < 5400 ? `${Math.round(value / 60)}\u00a0min` : `${digits(value / 3600)}\u00a0h`;
 const short = name => name.replace(/^https?:\/\//, "");
 const sum = counts => Object.values(counts).reduce((a, b) => a + b, 0);
 const listed = counts => Object.entries(counts).map(([name, count]) => `${name}: ${whole(count)}`).join(", ") || "none";

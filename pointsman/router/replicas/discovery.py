@@ -59,7 +59,9 @@ class FileSource:
             raise SourceError(str(error)) from None
 
     def read(self) -> list[Backend]:
-        named = parse_spec(_BackendFile, read_yaml(self._path, "backends"), str(self._path)).backends
+        named = parse_spec(
+            _BackendFile, read_yaml(self._path, "backends", "--backends"), str(self._path)
+        ).backends
         backends = [self._backend(one) for one in named]
         for backend in backends:
             parse_url(backend.url, f"{self._path}: backends")
@@ -102,10 +104,11 @@ class KubernetesSource:
     """
 
     def __init__(self, service: str, account: Path = _SERVICE_ACCOUNT) -> None:
+        self._given = service
         name, _, port = service.partition(":")
         namespace, slash, self._service = name.rpartition("/")
         self._port = int(port) if port.isdecimal() else None
-        if not self._service or (port and not 0 < (self._port or 0) < 65536):
+        if not self._service or "/" in namespace or (port and not 0 < (self._port or 0) < 65536):
             raise InputError(
                 "--kubernetes", service, "is not a service", "write it as namespace/service:port"
             )
@@ -148,8 +151,9 @@ class KubernetesSource:
         try:
             return (self._account / name).read_text(encoding="utf-8")
         except OSError as error:
-            problem = f"no service account ({error})"
-            raise InputError("--kubernetes", str(self._account / name), problem, "run it in a pod") from None
+            problem = f"there is no service account here ({error})"
+            remedy = "run the router in a pod, or use --backends or --dns"
+            raise InputError("--kubernetes", self._given, problem, remedy) from None
 
 
 def ready_endpoints(slices: Any, port: int | None, tls_name: str | None = None) -> list[Backend]:
