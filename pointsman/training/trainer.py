@@ -46,7 +46,7 @@ from pointsman.training.recorded import RecordedEnv
 from pointsman.training.safety import Alert, Monitor, SafetyError
 from pointsman.training.state import TrainerState, restore, save
 from pointsman.training.stopping import CutError
-from pointsman.training.warm_start import Teachers, find_policy, take_over, warm_start
+from pointsman.training.warm_start import Teachers, enough_of, find_policy, take_over, warm_start
 from pointsman.workers.peers import LostWorkerError, WorkerError
 
 NUM_RECENT = 100  # episodes whose mean return a row shows: many updates end none
@@ -329,16 +329,15 @@ class Trainer:
     # Before the first update --------------------------------------------------------------------------------
 
     def prepare(self) -> dict[str, float]:
-        """Let the feature scales settle, take over a policy or imitate teachers, keep that as reference."""
-        self.settle()
+        """Take over a policy, or let the feature scales settle; imitate teachers; keep that as reference."""
         metrics: dict[str, float] = {}
         if self.config.run.start_from is not None:
             take_over(self.network, self.config.run.start_from)
+        else:
+            self.settle()
         if self.config.warm_start is not None:
-            seed = self._seed(WARM_START, 0)
-            self.teachers, metrics = warm_start(
-                self.network, self.env.env, self.config.warm_start, seed, self.ranks
-            )
+            seed, env = self._seed(WARM_START, 0), enough_of(self.env.env, self.config.env)
+            self.teachers, metrics = warm_start(self.network, env, self.config.warm_start, seed, self.ranks)
         if self.ppo.kl_reference.highest > 0:
             self.reference = copy.deepcopy(self.network).requires_grad_(False)
         if self.average is not None:

@@ -16,7 +16,7 @@ Letters: T steps, N environments, A actions, G groups, K teachers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from pointsman.envs.entity import EntityEnv, Observation
 from pointsman.errors import InputError
+from pointsman.evaluation.problem import make_env
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.routing.policy import PolicySpec
 from pointsman.spec import Spec, parse_spec
@@ -40,6 +41,7 @@ from pointsman.training.ranks import Ranks
 from pointsman.training.recorded import RecordedEnv
 
 ROUND_STEPS = 64  # T of a round
+MAX_ENVS = 32  # a group, at each rank
 SEQUENCE_LENGTH = 16  # of recurrent networks
 MAX_GRAD_NORM = 1.0
 ADAM_EPS = 1e-8
@@ -240,6 +242,13 @@ def take_over(network: PolicyNetwork, policy: str) -> None:
         remedy = "leave out `network`: it is taken from the policy"
         raise InputError("run.start_from", policy, "has another network", remedy)
     network.load_state_dict(arrays)
+
+
+def enough_of(env: EntityEnv, section: Mapping[str, Any]) -> EntityEnv:
+    """`env`, made of `section`, or fewer of its kind. Where lives are long there are hundreds, so that an
+    update has its decisions; here they begin a dozen times, which would take longer than the training."""
+    most = MAX_ENVS * len(env.groups)
+    return env if env.num_envs <= most else make_env(section, most)
 
 
 def warm_start(

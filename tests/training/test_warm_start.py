@@ -21,6 +21,7 @@ from pointsman.training.warm_start import (
     WarmStartSpec,
     choose_teachers,
     cross_entropy,
+    enough_of,
     warm_start,
 )
 from pointsman.workers.peers import LinkedProcess
@@ -176,6 +177,14 @@ def test_smoothed_cross_entropy_against_its_definition() -> None:
     assert float(ours) == pytest.approx(expected, rel=1e-5)
     torch_own = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
     assert float(torch_own) > 1e6  # it smooths over illegal actions too
+
+
+def test_hundreds_of_environments_are_not_all_begun_to_imitate() -> None:
+    """With long prompts there are a hundred at each rank, and beginning them took most of five minutes."""
+    section = {"kind": "tests.training.fakes"}
+    few, many = (FakeEnv(FakeSpec(), num_envs) for num_envs in (64, 65))
+    assert enough_of(few, section) is few
+    assert enough_of(many, section).num_envs == 64  # 32 for each of its two groups
 
 
 def test_same_seed_same_bytes_and_the_critic_is_left_alone() -> None:
