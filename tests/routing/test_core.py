@@ -92,9 +92,19 @@ def replay_by_core(simulated: Simulated, spec: PolicySpec, overtake_s: float) ->
     event = next(stream, None)
     scraped_at = 0.0
     both = []
+
+    def arrive(until: float) -> None:
+        """A gateway asks when a request comes: how large it is follows from what is known by then."""
+        nonlocal arrival
+        while arrival is not None and arrival.arrived_at <= until:
+            held.append(arrival)
+            core.next_of(held, now=arrival.arrived_at)
+            arrival = next(arriving, None)
+
     for now, i, action, queue_size, scraped in simulated.decisions:
         while event is not None and event[0] <= now:
             at, what, j = event
+            arrive(at)
             if what == FIRST_TOKEN:
                 core.first_token(tickets[j], now=at)
             elif what == TOKEN:
@@ -106,9 +116,7 @@ def replay_by_core(simulated: Simulated, spec: PolicySpec, overtake_s: float) ->
             scraped_at = float(scraped[-1, 0])
             for k, name in enumerate(names):
                 core.scraped(name, *scraped[:-1, k].tolist(), now=scraped_at)
-        while arrival is not None and arrival.arrived_at <= now:
-            held.append(arrival)
-            arrival = next(arriving, None)
+        arrive(now)
         assert core.next_of(held, now=now) is requests[i]
         chosen = core.decide(requests[i], queue_size, now=now)
         both.append((action, 0 if chosen is None else names.index(chosen) + 1))
