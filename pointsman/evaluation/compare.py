@@ -249,7 +249,7 @@ def compare(
             for curve, histogram in curves[policy].items():
                 histogram.counts += digested.curves[curve].counts
             if digested.hits is not None:
-                hits[policy] = digested.hits
+                hits.setdefault(policy, digested.hits)  # blocks of a trace share a seed: the first one's
     _warn_unfinished(name, metrics)
     tables = {policy: {key: np.array(row) for key, row in table.items()} for policy, table in metrics.items()}
     if objective is not None:
