@@ -1,4 +1,4 @@
-"""The training seeds of docs/jobs.md from scratch, against the best heuristic.
+"""The training seeds of docs/jobs.md, run again, against the best heuristic.
 
 Runs the documented commands one after the other, each in a process of its own, and prints the table of the
 page. The exit status is 1 if a training seed is no better than the best heuristic; benchmarks/results.py says

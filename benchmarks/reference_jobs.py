@@ -169,9 +169,17 @@ class JobsTwin:
 
     def job_rows(self, has_all: bool, has_deadlines: bool = False) -> list[list[float]]:
         return [
-            [*self.job_row(i, has_all), *(self.deadline_row(i) if has_deadlines else [])]
+            [
+                *self.job_row(i, has_all),
+                *(self.deadline_row(i) if has_deadlines else []),
+                *(self.rule_row(i) if has_all else []),
+            ]
             for i in self.visible
         ]
+
+    def rule_row(self, i: int) -> list[float]:
+        job = self.jobs[i]
+        return [-1 - (job.gpus / self.num_gpus - job.duration / self.longest / 2) / 4]
 
     def deadline_row(self, i: int) -> list[float]:
         job, due = self.jobs[i], [k for k in self.visible if self.meets(k)]

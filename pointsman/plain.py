@@ -21,6 +21,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def in_percent(share: float, decimals: int = 0) -> str:
+    """12 %, as on pages and in tables; Python's own format leaves out the space."""
+    return f"{100 * share:.{decimals}f} %"
+
+
 def to_json(value: Any, indent: int | None = 2) -> str:
     """NaN and infinity, which JSON does not know, become null."""
     return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)

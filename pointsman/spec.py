@@ -161,9 +161,9 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
         others = f"known keys: {', '.join(known)}" if known else "leave it out"
         remedy = f"did you mean {near[0]!r}?" if near else others
         return InputError(field, problem["input"], "unknown key", remedy)
-    remedy = "correct the value in the configuration or with --set"
+    remedy = "correct the value"  # of a file, an option or a request: the field says which
     if problem["type"] == "missing":
-        return InputError(field, None, "missing", "add it to the configuration or with --set")
+        return InputError(field, None, "missing", "add it")
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return InputError(field, problem["input"], "is not a section with keys of its own", remedy)
     what = _NOT_A.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")

@@ -17,9 +17,10 @@ from pointsman.cli.options import (
     ScenarioNames,
     Suite,
     chosen_scenarios,
+    policies_of,
     refuse_seed,
 )
-from pointsman.cli.returns import env_section, refuse_routing_options
+from pointsman.cli.returns import named_env, refuse_routing_options
 
 if TYPE_CHECKING:
     from pointsman.evaluation.audit import Audited
@@ -72,7 +73,7 @@ def audit_features(
         given = {"CONFIG": config_files, "--scenario": scenario, "--suite": suite}
         refuse_routing_options(given, env)
         scenarios = [env]
-        section = env_section({"kind": env}, overrides or [])
+        section = named_env(env, overrides or [])
         names = asked or list(make_judge(section).rivals)
         envs = make_env(section | {"teachers": names}, len(names))
         with compilation_announced(), progress("simulating", 1.0) as advance:
@@ -82,7 +83,8 @@ def audit_features(
         chosen = chosen_scenarios(config_files or [], scenario or [], suite, audit.SCENARIOS)
         scenarios = [str(one.path or one.name) for one in chosen]
         names = asked or audit.POLICIES
-        with compilation_announced(), progress("simulating", 1.0) as advance:
+        named = policies_of("--policies", asked)
+        with named, compilation_announced(), progress("simulating", 1.0) as advance:
             features = audit.audit(scenarios, names, decisions, advance=advance, changes=overrides or [])
     if as_json:
         print_json(

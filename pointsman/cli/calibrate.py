@@ -162,6 +162,8 @@ def _read_one(url: str, path: Path) -> dict[str, Any]:
 
 
 def _tell(data: dict[str, Any], out: Path) -> None:
+    from pointsman.plain import in_percent
+
     measured = data["measured"]
     if "traffic" in measured:
         for one in data.get("servers") or measured["servers"]:
@@ -177,9 +179,10 @@ def _tell(data: dict[str, Any], out: Path) -> None:
         errors = measured["uncertainty"]
         step_s, prompt_s = figures["step_floor_s"], figures.get("prefill_s_per_token", 0.0)
         say(
-            f"{measured['probes']} probes, the fit is off by {measured['error_of_the_fit']:.1%} typically: "
-            f"{1e3 * step_s:.2f} ms a step (±{errors['step_floor_s']:.1%}), "
-            f"{1e6 * prompt_s:.1f} µs a prompt token (±{errors['prefill_s_per_token']:.1%})"
+            f"{measured['probes']} probes, the fit is off by "
+            f"{in_percent(measured['error_of_the_fit'], 1)} typically: "
+            f"{1e3 * step_s:.2f} ms a step (±{in_percent(errors['step_floor_s'], 1)}), "
+            f"{1e6 * prompt_s:.1f} µs a prompt token (±{in_percent(errors['prefill_s_per_token'], 1)})"
         )
         if "under_load" in measured:
             say(

@@ -36,12 +36,13 @@ from pointsman.cli.options import (
     Suite,
     chosen_scenarios,
     objective_named,
+    policies_of,
     refuse_seed,
     report_seeds,
     simulators,
     situations,
 )
-from pointsman.cli.returns import compare_returns, env_section, refuse_routing_options
+from pointsman.cli.returns import compare_returns, named_env, refuse_routing_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -114,8 +115,10 @@ def compare(
         given = {"CONFIG": config_files, "--scenario": scenario, "--suite": suite, "--objective": objective}
         given |= {"--ray": ray}
         refuse_routing_options(given, env)
-        section = env_section({"kind": env}, overrides or [])
-        compare_returns(section, split_names(policies), baseline, seeds, command, out, as_json)
+        section = named_env(env, overrides or [])
+        named = split_names(policies)
+        with policies_of("--baseline", [baseline] if baseline else None), policies_of("--policies", named):
+            compare_returns(section, named, baseline, seeds, command, out, as_json)
         return
     baseline = baseline or BASELINE
     refuse_seed(overrides or [], "leave it out; --seeds says how many")
@@ -126,6 +129,8 @@ def compare(
         warned = outputs.enter_context(warnings_noted())
         scenarios = chosen_scenarios(config_files or [], scenario or [], suite)
         named = split_names(policies)
+        outputs.enter_context(policies_of("--baseline", [baseline]))
+        outputs.enter_context(policies_of("--policies", named))
         wanted = situations(scenarios, overrides or [], report_seeds(seeds), [baseline, *(named or [])])
         started = time.perf_counter()
         with simulators(threads, ray) as workers:
@@ -213,7 +218,7 @@ def headline_table(comparison: Comparison, is_narrow: bool) -> Table:
             text = compact(cell.change, is_narrow) or "baseline"
             cells.append(f"{value}\n[{colour}]{text}[/{colour}]")
         shares = f"{row.good_share} within SLO" + (f", {row.hit_share} cached" if row.hit_share else "")
-        table.add_row(f"{row.label}\n[dim]{shares}[/dim]", *cells)
+        table.add_row(f"{row.label}\n[dim]{compact(shares, is_narrow=False)}[/dim]", *cells)
     return table
 
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from pointsman.cli.console import compilation_announced, say
-from pointsman.cli.options import check_port
 from pointsman.cli.serve import print_settings, server_source, serving_settings, store_address
 from pointsman.cli.serving_options import (
     AdminHost,
@@ -29,6 +28,8 @@ from pointsman.cli.serving_options import (
     ShownSettings,
     TlsKey,
     check_policies,
+    check_ports,
+    check_servers,
 )
 from pointsman.errors import InputError
 
@@ -81,7 +82,6 @@ def epp(
     import hpack  # noqa: F401  # says at the start if it is missing
     import uvloop
 
-    from pointsman.router.http.address import parse_url
     from pointsman.router.http.tls import client_side_tls
     from pointsman.router.keys import BACKEND_KEY
     from pointsman.router.main import Options, PickerPort, serve_forever
@@ -91,14 +91,9 @@ def epp(
     if settings:
         print_settings(parsed)
         return
-    for option, number in (
-        ("--port", port),
-        ("--metrics-port", metrics_port),
-        ("--admin-port", admin_port),
-    ):
-        check_port(option, number)
-    for url in backend or []:
-        parse_url(url)
+    hosted = {"--port": (host, port), "--metrics-port": (host, metrics_port)}
+    check_ports({**hosted, "--admin-port": (admin_host, admin_port)})
+    check_servers(backend or [])
     check_policies(policy, shadow)
     client_side_tls(tls_cert, tls_key)  # says what is wrong with the files
     options = Options(

@@ -47,6 +47,7 @@ from pointsman.cli.options import (
     kept_situations,
     known_origin,
     objective_named,
+    policies_of,
     refuse_seed,
     report_seeds,
     simulators,
@@ -126,7 +127,8 @@ def evaluate(
         given |= {"--live": live, "--keep": keep, "--ray": ray}
         refuse_routing_options(given, env["kind"])
         section = env_section(env, overrides or [])
-        evaluate_returns(policy, section, split_names(against), seeds, command, out, as_json)
+        with policies_of("--against", split_names(against)):
+            evaluate_returns(policy, section, split_names(against), seeds, command, out, as_json)
         return
     refuse_seed(overrides or [], "leave it out; --seeds says how many")
     cost = objective_named(objective, keep)
@@ -137,6 +139,7 @@ def evaluate(
         seeds = LIVE_SEEDS if seeds is None else seeds
     with ExitStack() as outputs:
         folder = outputs.enter_context(output_dir("--out", out)) if out else None
+        outputs.enter_context(policies_of("--against", others))
         outputs.enter_context(compilation_announced())
         warned = outputs.enter_context(warnings_noted())
         is_told = config_files or scenario or suite

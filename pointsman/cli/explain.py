@@ -94,6 +94,7 @@ def explain(
                 "lacks": lacks,
                 "slo": checkpoint.metadata.get("slo"),
                 "detour_s": checkpoint.metadata.get("detour_s"),
+                "small_first": checkpoint.metadata.get("hold", {}).get("small_first", 0.0),
                 "groups": [one._asdict() for one in groups],
                 "features": [one._asdict() for one in features],
                 "dependence": [_dependence_json(one) for one in followed],
@@ -105,7 +106,7 @@ def explain(
     console.print(f"[bold]{policy}[/bold]: what {len(recorded):,} decisions on {where} depend on")
     if lacks:
         console.print(f"It is older than {', '.join(lacks)}, and does not see them.", soft_wrap=True)
-    for line in (*_service_level(checkpoint), *_detour(checkpoint)):
+    for line in (*_service_level(checkpoint), *_detour(checkpoint), *_order(checkpoint)):
         console.print(line, soft_wrap=True)
     console.print(_importance_table("group", groups), "")
     console.print(_importance_table("feature", features[:NUM_SHOWN]), "")
@@ -153,6 +154,14 @@ def _detour(checkpoint: Checkpoint) -> list[str]:
     if detour_s is None:
         return []
     return [f"It sends a request only where the first token is due at most {detour_s:g} s after the soonest."]
+
+
+def _order(checkpoint: Checkpoint) -> list[str]:
+    small_first = checkpoint.metadata.get("hold", {}).get("small_first", 0.0)
+    if not small_first:
+        return []
+    slower = f"2^-{small_first:.2g} as much with each doubling of its size"
+    return [f"Of the requests it holds, small ones go first: the wait of a larger one counts {slower}."]
 
 
 def _load(policy: str) -> Checkpoint:

@@ -224,6 +224,18 @@ def chosen_scenarios(
     return [find_scenario(name, changes) for name in dict.fromkeys(default)]
 
 
+@contextmanager
+def policies_of(option: str, names: Sequence[str] | None) -> Iterator[None]:
+    """A wrong policy is named by the option that gave it."""
+    try:
+        yield
+    except InputError as error:
+        given = {form for name in names or () for form in (name, str(Path(name).expanduser()))}
+        if error.field != "policy" or str(error.value) not in given:
+            raise
+        raise InputError(option, error.value, error.problem, error.remedy) from None
+
+
 class Origin(NamedTuple):
     """What a policy was trained or tuned on, as far as it says so."""
 

@@ -30,6 +30,7 @@ from pointsman.cli.options import (
     ScenarioName,
     base_dir,
     num_threads,
+    policies_of,
     refuse_seed,
     report_seeds,
     resolve,
@@ -104,7 +105,8 @@ def plan(
             config, share, report_seeds(seeds), base_dir(config_file, scenario), num_threads(threads)
         )
         name = config_file.stem if config_file is not None else scenario or DEFAULT
-        found = _found(planner, split_names(policies), target)
+        with policies_of("--policies", split_names(policies)):
+            found = _found(planner, split_names(policies), target)
         report = PlanReport(command=command, warnings=warned, name=name, **found)
         if folder is not None:
             report.write(folder)

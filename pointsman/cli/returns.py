@@ -39,6 +39,18 @@ def env_section(base: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
     return complete(data)
 
 
+def named_env(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The section `env` of the problem that --env names."""
+    from pointsman.evaluation.problem import find_problem
+
+    try:
+        find_problem(kind)
+    except InputError as error:
+        field = "--env" if error.field == "env.kind" else error.field
+        raise InputError(field, error.value, error.problem, error.remedy) from None
+    return env_section({"kind": kind}, overrides)
+
+
 def refuse_routing_options(given: Mapping[str, Any], kind: str) -> None:
     for option, value in given.items():
         if value:

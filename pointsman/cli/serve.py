@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pointsman.cli.console import compilation_announced, say
-from pointsman.cli.options import check_port
 from pointsman.cli.serving_options import (
     AdminHost,
     AdminPort,
@@ -30,6 +29,8 @@ from pointsman.cli.serving_options import (
     ShownSettings,
     TlsKey,
     check_policies,
+    check_ports,
+    check_servers,
 )
 from pointsman.errors import InputError
 
@@ -96,7 +97,6 @@ def serve(
     """
     import uvloop
 
-    from pointsman.router.http.address import parse_url
     from pointsman.router.http.tls import server_side_tls
     from pointsman.router.keys import BACKEND_KEY
     from pointsman.router.main import Options, serve_forever
@@ -107,10 +107,8 @@ def serve(
     if settings:
         print_settings(parsed)
         return
-    check_port("--port", port)
-    check_port("--admin-port", admin_port)
-    for url in backend or []:
-        parse_url(url)
+    check_ports({"--port": (host, port), "--admin-port": (admin_host, admin_port)})
+    check_servers(backend or [])
     check_policies(policy, shadow)
     if backend_ca is not None:
         server_side_tls(backend_ca)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pointsman.cli.completion import policy_names
+from pointsman.cli.options import check_port
 from pointsman.errors import InputError
 
 BackendUrls = Annotated[
@@ -100,13 +102,37 @@ ShownSettings = Annotated[
 ]
 
 
+def check_servers(urls: Sequence[str]) -> None:
+    """Refuse what is no URL of a server, and a server that is named twice."""
+    from pointsman.router.http.address import parse_url, server_url
+
+    for number, url in enumerate(urls):
+        parse_url(url)
+        if server_url(url) in map(server_url, urls[:number]):
+            raise InputError("--backend", url, "is named twice", "name every server once")
+
+
+def check_ports(ports: Mapping[str, tuple[str, int]]) -> None:
+    """Refuse, by their options, numbers that are no ports, and two of a kind; each comes with its host."""
+    hosts_of: dict[int, dict[str, str]] = {}
+    for option, (host, port) in ports.items():
+        check_port(option, port)
+        for other, its_host in hosts_of.get(port, {}).items() if port else ():
+            if its_host == host or {host, its_host} & {"", "0.0.0.0", "::"}:
+                raise InputError(option, port, f"is that of {other}, too", "name another port")
+        hosts_of.setdefault(port, {})[option] = host
+
+
 def check_policies(policy: str, shadow: str | None) -> None:
     """Refuse names that are none by the option that gave them."""
+    from pointsman.inference.checkpoint import load_checkpoint
     from pointsman.routing.policy import PolicySpec
     from pointsman.spec import parse_spec
 
     for option, name in (("--policy", policy), ("--shadow", shadow)):
         try:
-            parse_spec(PolicySpec, {"kind": name or policy}, option)
+            spec = parse_spec(PolicySpec, {"kind": name or policy}, option)
+            if spec.checkpoint is not None:
+                load_checkpoint(spec.checkpoint, option)
         except InputError as error:
             raise InputError(option, error.value, error.problem, error.remedy) from None

@@ -27,7 +27,14 @@ from pointsman.cli.options import (
     launcher,
     refuse_seed,
 )
-from pointsman.cli.training_source import config_of, own_options, say_parts, source_of, told_apart
+from pointsman.cli.training_source import (
+    config_of,
+    own_options,
+    own_preset,
+    say_parts,
+    source_of,
+    told_apart,
+)
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
@@ -127,11 +134,12 @@ def train(
     With --live, a policy (`default`, or --start-from) continues to learn on a scenario's arrivals, sent to
     real servers in real time. The policy it started from decides half of them, and takes over if better.
 
-    Example: pointsman train my-cluster.yaml --preset quick --out runs/mine
+    Example: pointsman train my-cluster.yaml --out runs/mine
     """
     from pointsman.cli.training_view import view
     from pointsman.experiments.objective import parse_keep
     from pointsman.training import runs
+    from pointsman.training.warm_start import find_policy
 
     if minutes is not None and steps is not None:
         raise InputError("--steps", steps, "given beside --minutes", "give one of the two")
@@ -156,6 +164,8 @@ def train(
     else:
         given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
         given |= {"start_from": start_from}
+        if start_from is not None:
+            find_policy(start_from, "--start-from")
         refuse_seed(overrides or [], "leave it out; --seed is that of everything random")
         config_file, own = told_apart(config_files or [], scenario or [], suite)
         if live:
@@ -164,6 +174,8 @@ def train(
             preset = None if config_file is not None else "live"
         else:
             first, last = own_options(own), []
+            if config_file is None and env is None:
+                preset = own_preset(preset, own, overrides or [])
         last += [f"env.keep.{metric}={limit}" for metric, limit in parse_keep(keep or []).items()]
         source = source_of(config_file, preset, env)
         config = config_of(source, [*first, *(overrides or []), *last], given)

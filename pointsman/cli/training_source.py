@@ -58,6 +58,16 @@ def say_parts(config: TrainConfig) -> None:
             say(parts_text(find_scenario(name, config.env.get("changes", ()))))
 
 
+def own_preset(preset: str | None, own: list[str], overrides: list[str]) -> str | None:
+    """Traffic of one's own has a preset that learns on from `default`, unless the beginning is changed."""
+    from pointsman.experiments.scenarios import is_file
+
+    begins_anew = any(override.startswith(("network", "warm_start")) for override in overrides)
+    if preset in (None, "quick") and not begins_anew and any(is_file(name) for name in own):
+        return "own"
+    return preset
+
+
 def source_of(file: Path | None, preset: str | None, env: str | None) -> Path | str:
     """The file, or the preset: that of the problem, if none is named."""
     from pointsman.evaluation.problem import find_problem, problem_names
@@ -84,10 +94,17 @@ def config_of(
     """The configuration meant; options of their own win over --set, and what is searched over both."""
     from pointsman.training.config import load_train_config
 
-    options = []
+    options, option_of = [], {}
     if given["minutes"] is not None or given["steps"] is not None:
         options = ["run.minutes=null", "run.steps=null"]
     for name, value in given.items():
         if value is not None:
-            options.append(f"{'env' if name == 'objective' else 'run'}.{name}={value}")
-    return load_train_config(source, [*overrides, *options, *searched])
+            key = f"{'env' if name == 'objective' else 'run'}.{name}"
+            options.append(f"{key}={value}")
+            option_of[key] = f"--{name.replace('_', '-')}"
+    try:
+        return load_train_config(source, [*overrides, *options, *searched])
+    except InputError as error:  # a wrong value is named by the option that gave it
+        if error.problem == "unknown key" or error.field not in option_of:
+            raise
+        raise InputError(option_of[error.field], error.value, error.problem, error.remedy) from None

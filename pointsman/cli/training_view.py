@@ -162,6 +162,8 @@ def opening(config: TrainConfig, folder: Path, update: int) -> str:
     run = config.run
     length = f"{run.minutes:g} min" if run.minutes is not None else f"{run.steps:,} decisions"
     taken_up = f", from update {update}" if update else ""
+    if run.start_from is not None and not update:
+        taken_up = f", learning on from {run.start_from}"
     envs = f"{run.workers} × {run.num_envs // run.workers} environments"
     return f"training in {folder}: {length}, {envs}{taken_up}"
 

@@ -17,6 +17,9 @@ from typing import Any
 import numba
 from llvmlite.binding import Linkage
 from numba.core import codegen
+from numba.core.cpu import CPUContext
+
+from pointsman.compiled.fastcall import NUMBERS, add_quick_call, quick_call
 
 IS_INTERPRETED = bool(vars(numba.config)["DISABLE_JIT"])
 
@@ -98,6 +101,25 @@ def _optimise_entry_points_only() -> None:
 
 _optimise_entry_points_only()
 
+_quick: set[tuple[str, str]] = set()  # module and name of the entry points that keep the GIL
+
+
+def _add_quick_calls() -> None:
+    """Let numba compile the way in that `direct` gives, for entry points that take no time."""
+    context: Any = CPUContext
+    add_usual = context.create_cpython_wrapper
+
+    def add_both(self: Any, library: Any, description: Any, *rest: Any, **options: Any) -> None:
+        add_usual(self, library, description, *rest, **options)
+        is_quick = (description.modname, description.qualname) in _quick
+        if is_quick and all(kind in NUMBERS for kind in description.argtypes):
+            add_quick_call(self, library, description)
+
+    context.create_cpython_wrapper = add_both
+
+
+_add_quick_calls()
+
 
 def _widened(argument: Any) -> Any:
     """Integers of any width, constants among them, are one type, or numba compiles a function for each."""
@@ -112,6 +134,8 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 def entry_point(function: Callable[..., Any], *, keeps_gil: bool = False, **options: Any) -> Any:
     """Compile with a cache on disk. `keeps_gil`: it takes no time; `options` are numba's."""
+    if keeps_gil:
+        _quick.add((function.__module__, function.__qualname__))
     dispatcher = numba.njit(function, nogil=not keeps_gil, cache=True, **options)
     if not IS_INTERPRETED:
         dispatcher._cache._cache_file._source_stamp = kernel_digest(function.__module__)
@@ -125,11 +149,16 @@ def is_compiled(dispatcher: Any) -> bool:
     return bool(dispatcher._cache._cache_file._load_index())
 
 
+@cache
 def direct(function: Any, kinds: str) -> Callable[..., Any]:
-    """An entry point for arguments of these kinds (i: int, f: float, b: bool), in order.
+    """An entry point that keeps the GIL, for arguments of these kinds (i: int, f: float, b: bool), in order.
 
     Called as it is, it looks at the type of every argument first, which takes longer than short work.
     """
-    types = {"i": numba.int64, "f": numba.float64, "b": numba.boolean}
     found: Callable[..., Any] = function
-    return found if IS_INTERPRETED else function.compile(tuple(types[kind] for kind in kinds))
+    if IS_INTERPRETED:
+        return found
+    types = {"i": numba.int64, "f": numba.float64, "b": numba.boolean}
+    signature = tuple(types[kind] for kind in kinds)
+    function.compile(signature)
+    return quick_call(function.overloads[signature])

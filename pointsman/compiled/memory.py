@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from pointsman.compiled.allocations import Allocations
 from pointsman.compiled.jit import IS_INTERPRETED
 
+_LINE_BYTES = 64
+
 _allocations = Allocations()
 _read_bytes: list[tuple[bytes, NDArray[Any]]] = []  # without compilation: those whose address was asked for
 _BYTES_AT = bytes.__basicsize__ - 1  # where CPython keeps what is in a bytes object
@@ -202,6 +204,15 @@ def size_of_bytes(address: int) -> int:
 def start_of_bytes(address: int) -> int:
     """Where they begin."""
     return address + _BYTES_AT
+
+
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A contiguous copy that begins with a line of the cache; elsewhere, vectors lie across two of them."""
+    room = np.empty(array.nbytes + _LINE_BYTES, np.uint8)
+    start = -room.ctypes.data % _LINE_BYTES
+    copy: NDArray[Any] = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 byte_list = array_accessor(np.uint8, 1)

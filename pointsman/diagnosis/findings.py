@@ -14,6 +14,7 @@ from pointsman.diagnosis.rule import Evidence, Knob, Margin, Rule, Severity, Unc
 from pointsman.diagnosis.rules import RULES
 from pointsman.diagnosis.stories import tell
 from pointsman.errors import InputError
+from pointsman.plain import in_percent
 
 Verdict = Literal["wrong", "clean", "unclear"]
 MIN_ROWS = 3  # fewer are no curve
@@ -178,7 +179,7 @@ def _obstacle(rule: Rule, log: RunLog) -> str:
     if "score" in rule.needs and len(log.score) < MIN_SCORES:
         return f"{len(log.score)} values of {log.score_name}, needs {MIN_SCORES}"
     if log.fraction_done < rule.from_fraction:
-        return f"too early: {log.fraction_done:.0%} of the run"
+        return f"too early: {in_percent(log.fraction_done)} of the run"
     return ""
 
 

@@ -21,6 +21,8 @@ AVERAGED = 3.0  # training returns are often moving averages: their noise looks 
 MEDIAN_ERROR = 1.25  # of a median, in errors of a mean
 FEW = 7.0  # values: their spread may well be half of what more would have
 MIN_BLOCKS = 14  # fewer, and a single fall would pass for noise
+MIN_BEHIND = 8  # evaluations, all on one side of the baseline: with noise alone it takes luck, 1 in 256
+MIN_ATTEMPT = 6  # updates
 NO_KL = 1e-7  # of an update: the policy stands still
 LARGE_KL = 0.05  # of an update [nats]; usual targets are 0.01 to 0.03
 LARGE_MAX_KL = 0.15  # of a single minibatch
@@ -117,6 +119,7 @@ class ScoreCourse:
     baseline: float | None
     noise: float  # of smooth values
     unit: float
+    least_unit: float  # what it would be without noise
 
     @property
     def start(self) -> float:
@@ -159,9 +162,13 @@ class ScoreCourse:
 
     @property
     def is_behind(self) -> bool:
+        """Clearly at the end; or, however noisy, at every evaluation of the second half."""
         if self.baseline is None:
             return False
-        return self.baseline - self.end > max(BEHIND * self.unit, SIGNIFICANT * self.noise)
+        if self.baseline - self.end > max(BEHIND * self.unit, SIGNIFICANT * self.noise):
+            return True
+        late = self.series.tail(0.5)
+        return len(late) >= MIN_BEHIND and bool(self.baseline - late.max() > BEHIND * self.least_unit)
 
     @property
     def has_improved(self) -> bool:
@@ -220,8 +227,8 @@ def progress(log: RunLog) -> ScoreCourse | None:
         # Where the policy hardly beats the baseline, what random loses against it gives the measure.
         random = log.series("eval_random_return").y[-1:]
         unit = max(best - baseline, 0.05 * float(np.abs(random - baseline).max(initial=0.0)))
-    unit = max(unit, 2 * scatter, 1e-12)
-    return ScoreCourse(name, log.label(name), series, smooth, window, baseline, scatter, unit)
+    least_unit, unit = unit, max(unit, 2 * scatter, 1e-12)
+    return ScoreCourse(name, log.label(name), series, smooth, window, baseline, scatter, unit, least_unit)
 
 
 def has_kl_spike(log: RunLog, after: float, until: float) -> bool:
@@ -239,7 +246,29 @@ def stands_still(log: RunLog, after: float = -np.inf) -> bool:
     return len(kl) > 0 and float(np.median(kl)) < NO_KL
 
 
+def given_up(log: RunLog) -> list[tuple[float, float]]:
+    """(after, until) of each part of the run whose weights the trainer dropped for the best ones before. What
+    went wrong in it is gone from the rows that follow."""
+    times = log.series("times_back")
+    if len(times) < 2:
+        return []
+    ends = np.flatnonzero(np.diff(times.y) > 0)  # the last row of each
+    starts = np.append(-1, ends[:-1])
+    return [
+        (float(times.x[start]) if start >= 0 else -np.inf, float(times.x[end]))
+        for start, end in zip(starts, ends, strict=True)
+        if end - start >= MIN_ATTEMPT
+    ]
+
+
 def training_return(log: RunLog) -> Series:
     """What is earned in training: of whole episodes where enough ended, else of single steps."""
     episodes = log.series("mean_ep_return")
-    return episodes if len(episodes) >= 9 or not log.has("reward_mean") else log.series("reward_mean")
+    if len(episodes) < 9 and log.has("reward_mean"):
+        return log.series("reward_mean")
+    if not log.is_ours or not len(episodes):
+        return episodes
+    # Every row repeats the mean of the last episodes until others end: it counts once. Single steps would not
+    # tell more: environments that begin in step earn less and less while queues grow, then begin anew.
+    is_new = np.append(True, np.diff(episodes.y) != 0.0)
+    return Series(episodes.x[is_new], episodes.y[is_new])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import math
 import re
@@ -19,6 +20,7 @@ from pointsman.errors import InputError
 DELIMITERS = ",;\t"
 REMEDY = "name a run directory, a CSV with one row an update or a decision, or TensorBoard event files"
 MIN_OF_A_KIND = 3  # rows of another length: fewer are damage
+_DECIMAL_COMMA = re.compile(r"^([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)$")
 _NAME = re.compile(r"[A-Za-z_][\w ./()%-]*")
 
 
@@ -179,7 +181,9 @@ def _collect(named: Sequence[tuple[list[str], list[str]]]) -> Table:
 def _lines(path: Path) -> list[list[str]]:
     """The cells of each line that is not blank or a comment."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
+        is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Windows writes it
+        text = data.decode("utf-16" if is_wide else "utf-8-sig")
     except UnicodeDecodeError:
         raise InputError("RUN", str(path), "is not text", REMEDY) from None
     except OSError as error:
@@ -191,11 +195,16 @@ def _lines(path: Path) -> list[list[str]]:
     if not kept:
         raise InputError("RUN", str(path), "is empty", REMEDY)
     delimiter = max(DELIMITERS, key=lambda mark: sum(line.count(mark) for line in kept[:20]))
+    has_decimal_commas = all(";" in line for line in kept[:20])  # spreadsheets of half of Europe
+    delimiter = ";" if has_decimal_commas else delimiter
     try:
         rows = list(csv.reader(kept, delimiter=delimiter))
     except csv.Error as error:
         raise InputError("RUN", str(path), f"is no CSV ({error})", REMEDY) from None
-    return [[cell.strip() for cell in row] for row in rows]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    if has_decimal_commas:
+        cells = [[_DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row] for row in cells]
+    return cells
 
 
 def _number(cell: str) -> float | None:

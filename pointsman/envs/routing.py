@@ -43,6 +43,7 @@ from pointsman.routing.features import (
     OUTSTANDING_CV,
     WAITED,
 )
+from pointsman.routing.ordering import SMALL_FIRST
 from pointsman.routing.policy import PolicySpec, PolicyTables, fill_memory, limit_of
 from pointsman.routing.records import MEMORY
 from pointsman.simulator.cluster import Clusters
@@ -72,6 +73,13 @@ class HoldRule(Spec):
     )
     stream_limit: int | None = Field(
         default=None, gt=0, description="room: requests that a replica may have; absent = any number"
+    )
+    small_first: float | None = Field(
+        default=SMALL_FIRST,
+        ge=0,
+        le=1,
+        description="how much the size of held requests counts in their order; 0: in order of arrival; null: "
+        "what is best for late-binding on this traffic, by the objective, when a run begins",
     )
     recheck_s: float = Field(
         default=1.0, ge=0, description="a held request is decided anew when there is room, or after this"
@@ -227,6 +235,8 @@ class RoutingEnv:
         self._own.rows.kv_limit = spec.hold.kv_limit
         self._own.rows.prefill_limit = spec.hold.prefill_limit_tokens
         self._own.rows.stream_limit = limit_of(spec.hold.stream_limit)
+        small_first = spec.hold.small_first
+        self._own.rows.small_first = SMALL_FIRST if small_first is None else small_first
         self._own.rows.ttft_limit_s, self._own.rows.step_limit_s = self.slo.ttft_s, self.slo.tpot_s
         self._shadow = PolicyTables([spec.shadow] * num_envs, spec.max_replicas)
         self._teachers = [PolicyTables([one] * num_envs, spec.max_replicas) for one in teachers]

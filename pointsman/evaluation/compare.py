@@ -201,7 +201,7 @@ def policy_named(name: str, own: PolicySpec) -> PolicySpec:
     if name in (own.kind, own.label):
         return own
     options = (
-        own.model_dump(include={"kv_limit", "prefill_limit_tokens", "stream_limit"})
+        own.model_dump(include={"kv_limit", "prefill_limit_tokens", "stream_limit", "small_first"})
         if name in HEURISTICS
         else {}
     )

@@ -108,7 +108,7 @@ def record(
             "max_replicas": checkpoint.space.num_entities if is_flat else MAX_REPLICAS,
             "decisions": num_steps + 1,
             "reward": {"scale": "none"},
-            "hold": checkpoint.metadata.get("hold", {}),
+            "hold": {"small_first": 0.0} | checkpoint.metadata.get("hold", {}),
             "detours_s": (checkpoint.metadata.get("detour_s"),),
             "slo": checkpoint.metadata.get("slo", SloSpec()),
         },

@@ -16,6 +16,7 @@ old as the install, and a checkout also runs without one.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import tomllib
 from collections.abc import Callable, Mapping
@@ -53,6 +54,8 @@ class Problem:
     make_judge: Callable[[Any], Judge] | None = None
     # What `report` shows of a run, an `Appraise` of report/appraisal.py; without it, the run's evaluations.
     appraise: Callable[..., Any] | None = None
+    # spec -> spec: what a configuration leaves open, and a run decides before it begins.
+    settle: Callable[[Any], Any] | None = None
     # What must be open during a run.
     session: Callable[[Any], AbstractContextManager[None]] = nullcontext
     preset: str | None = None  # what `pointsman train --env` takes
@@ -67,7 +70,8 @@ def problem_names() -> list[str]:
 def find_problem(kind: str) -> Problem:
     point = _registered().get(kind)
     if point is None and "." not in kind:
-        raise InputError("env.kind", kind, "unknown kind", _kinds())
+        near = difflib.get_close_matches(kind, problem_names(), n=1)
+        raise InputError("env.kind", kind, "unknown kind", f"did you mean {near[0]!r}?" if near else _kinds())
     try:
         found = point.load() if point is not None else importlib.import_module(kind).PROBLEM
     except (ImportError, AttributeError) as error:
@@ -90,6 +94,14 @@ def complete(value: Any) -> dict[str, Any]:
 def env_spec(section: Mapping[str, Any]) -> Spec:
     fields = {key: value for key, value in section.items() if key != "kind"}
     return parse_spec(find_problem(section["kind"]).env_spec, fields, "env")
+
+
+def settled(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A validated section `env` with nothing left open."""
+    settle = find_problem(section["kind"]).settle
+    if settle is None:
+        return {**section}
+    return {"kind": section["kind"], **settle(env_spec(section)).model_dump(mode="json")}
 
 
 def make_env(section: Mapping[str, Any], num_envs: int) -> EntityEnv:

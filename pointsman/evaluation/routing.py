@@ -22,14 +22,17 @@ from numpy.typing import NDArray
 from pointsman.envs.episodes import RANDOM
 from pointsman.envs.routing import RoutingSpec, slo_of
 from pointsman.evaluation.compare import HEADLINES
-from pointsman.experiments.objective import find_objective
+from pointsman.experiments.objective import REFERENCE, find_objective
 from pointsman.experiments.own import selection_episodes
 from pointsman.experiments.scenarios import DEFAULT, find_scenario, short_names
 from pointsman.experiments.simulate import AnyPolicy, Prepared, simulate
 from pointsman.inference.checkpoint import Checkpoint
+from pointsman.routing.ordering import SMALL_FIRST
 from pointsman.routing.policy import PolicySpec
 
 BASELINE = "least-outstanding"
+ORDERS = (0.0, 0.2, SMALL_FIRST, 0.6, 0.8, 1.0)  # that `settle` chooses from
+WORTH_IT = 0.003  # of the score: less is luck
 RIVALS = ("random", "round-robin")
 NUM_THREADS = 2
 # What a log shows of the policy and of the baselines, under the names of experiments/metrics.py.
@@ -125,10 +128,34 @@ class RoutingSelection:
             metrics[f"eval_breach/{limit}"] = float(by_scenario.mean())
             for scenario, breach in zip(self.scenarios, by_scenario.tolist(), strict=True):
                 metrics[f"eval_breach/{limit}/{scenario}"] = breach
-        saved = metrics["eval_min_block_return" if self.by_worst_block else "eval_mean_return"]
-        metrics["eval_score"] = saved - self.objective.penalty(breaches)
+        metrics["eval_score"] = self.score(blocks, breaches)
         return metrics
+
+    def score(self, blocks: NDArray[np.float64], breaches: dict[str, NDArray[np.float64]]) -> float:
+        """What chooses, from the returns of blocks and the breaches of limits."""
+        saved = float(blocks.min() if self.by_worst_block else blocks.mean())
+        return saved - self.objective.penalty(breaches)
 
 
 def make_evaluate(spec: RoutingSpec) -> RoutingSelection:
     return RoutingSelection(spec)
+
+
+def settle(spec: RoutingSpec) -> RoutingSpec:
+    """The order of held requests, if the configuration leaves it open: what serves late-binding best.
+
+    Where prompts are alike or few requests are held, all orders are; then it is the usual one.
+    """
+    if spec.hold.small_first is not None:
+        return spec
+    selection = RoutingSelection(spec)
+
+    def score(small_first: float) -> float:
+        table = selection.measure(PolicySpec(kind=REFERENCE, small_first=small_first))
+        return selection.score(selection.block_returns(table), selection.breaches(table))
+
+    scores = {order: score(order) for order in ORDERS}
+    best = max(ORDERS, key=scores.__getitem__)
+    if scores[best] - scores[SMALL_FIRST] < WORTH_IT:
+        best = SMALL_FIRST
+    return spec.model_copy(update={"hold": spec.hold.model_copy(update={"small_first": best})})

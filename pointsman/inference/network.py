@@ -15,7 +15,15 @@ import numba
 import numpy as np
 
 from pointsman.compiled.jit import INNER, entry_point
-from pointsman.compiled.memory import Records, address_of, int_list, row_accessor, single_list, single_table
+from pointsman.compiled.memory import (
+    Records,
+    address_of,
+    aligned,
+    int_list,
+    row_accessor,
+    single_list,
+    single_table,
+)
 from pointsman.inference.checkpoint import Checkpoint
 
 POOLED, ATTENTION, ATTENTION_GRU, MLP = range(4)
@@ -434,4 +442,4 @@ class NetworkTables:
 
     def _keep(self, array: Any) -> int:
         """The address of a copy that lives as long as the rows."""
-        return self.rows.hold(np.ascontiguousarray(array, np.float32))
+        return self.rows.hold(aligned(np.asarray(array, np.float32)))

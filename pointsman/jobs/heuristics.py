@@ -15,7 +15,7 @@ from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import array_accessor, float_list, single_list, single_table
 from pointsman.compiled.random import next_random
 from pointsman.inference.network import forward, network_at
-from pointsman.jobs.kernel import can_meet, first_fitting, fits, job_in
+from pointsman.jobs.kernel import can_meet, first_fitting, fits, job_in, wide_and_short
 from pointsman.jobs.observation import fill_free_in, observe
 
 (
@@ -125,7 +125,7 @@ def score(sim, kind, job):
     if kind == MOST_GPUS:
         return float(job.gpus)
     if kind == WIDE_AND_SHORT:
-        return job.gpus / sim.num_gpus - 0.5 * job.duration_s / sim.max_duration_s
+        return wide_and_short(sim, job)
     if kind == BEST_FIT:
         return job.gpus + 0.5 * job.duration_s / sim.max_duration_s
     if kind == PRIORITY:

@@ -91,6 +91,12 @@ def job_in(sim, slot):
 
 
 @kernel
+def wide_and_short(sim, job):
+    """The score of the best simple rule: wide jobs first, of those the short ones."""
+    return job.gpus / sim.num_gpus - 0.5 * job.duration_s / sim.max_duration_s
+
+
+@kernel
 def first_fitting(sim):
     """The first slot whose job can be started; -1 if there is none."""
     for slot in range(sim.num_window):

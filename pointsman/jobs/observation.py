@@ -18,7 +18,7 @@ import numpy as np
 from pointsman.compiled.jit import kernel
 from pointsman.compiled.memory import float_list, int_list, single_list
 from pointsman.inference.space import EntitySpace, Feature
-from pointsman.jobs.kernel import can_meet, fits, ideal_return, job_in, running_work
+from pointsman.jobs.kernel import can_meet, fits, ideal_return, job_in, running_work, wide_and_short
 from pointsman.jobs.state import NOBODY, job_at, running_at
 from pointsman.jobs.table import MAX_PRIORITY, Floats
 
@@ -51,6 +51,10 @@ DEADLINE_FEATURES = (
     ),
     Feature("sooner", "share", "deadline", "jobs of the window that are due sooner"),
 )
+# The last of all: policies that were trained before there was such a thing do not see it, and still serve.
+RULE_FEATURES = (
+    Feature("rule", "-1 - score/4", "rule", "how little `wide-and-short` wants it; nothing would have 0"),
+)
 ORIGINAL_CLUSTER_FEATURES = (
     Feature("idle", "share", "gpus", "GPUs that are idle"),
     Feature("busy", "share", "gpus", "GPUs that are busy"),
@@ -79,8 +83,10 @@ PRIVILEGED_FEATURES = (
 
 NUM_ORIGINAL = len(ORIGINAL_JOB_FEATURES)
 NUM_WITHOUT_DEADLINES = NUM_ORIGINAL + len(MORE_JOB_FEATURES)
+NUM_WITH_DEADLINES = NUM_WITHOUT_DEADLINES + len(DEADLINE_FEATURES)
 NUM_ORIGINAL_CLUSTER, NUM_MORE_CLUSTER = len(ORIGINAL_CLUSTER_FEATURES), len(MORE_CLUSTER_FEATURES)
 LOOKAHEAD = "lookahead"
+ABOVE_NOTHING = 4.0  # scores of wide-and-short are from -0.5 to 1; in `rule` this counts as 1
 
 
 def job_space(num_lookahead: int, window: int, has_all: bool, has_deadlines: bool = False) -> EntitySpace:
@@ -92,7 +98,8 @@ def job_space(num_lookahead: int, window: int, has_all: bool, has_deadlines: boo
         Feature(f"{LOOKAHEAD}{k}", "D; cdf: share", "gpus", "when GPUs are free; see the mode")
         for k in range(num_lookahead)
     )
-    more_features = MORE_JOB_FEATURES + (DEADLINE_FEATURES if has_deadlines else ()) if has_all else ()
+    deadlines = DEADLINE_FEATURES if has_deadlines else ()
+    more_features = MORE_JOB_FEATURES + deadlines + RULE_FEATURES if has_all else ()
     return EntitySpace(
         window,
         ORIGINAL_JOB_FEATURES + more_features,
@@ -142,8 +149,11 @@ def observe(sim, lookahead, entities, context, legal):
     context[size + 1] = 1.0 - sim.num_idle / sim.num_gpus
     if has_all:
         fill_more(sim, entities, context, size + NUM_ORIGINAL_CLUSTER)
-    if num_features > NUM_WITHOUT_DEADLINES:
+    if num_features >= NUM_WITH_DEADLINES:
         fill_deadlines(sim, entities)
+    if num_features == NUM_WITHOUT_DEADLINES + 1 or num_features == NUM_WITH_DEADLINES + 1:
+        for slot in range(sim.num_window):
+            entities[slot, num_features - 1] = -1.0 - wide_and_short(sim, job_in(sim, slot)) / ABOVE_NOTHING
 
 
 @kernel

@@ -73,6 +73,7 @@ class Desk:
         self._spec = spec
         self._books = books
         self._start = start
+        self.small_first = start.small_first
         self._hold_s = hold_s
         self._rng = Random(0x5A17)
         self._questions: queue.SimpleQueue[Question] = queue.SimpleQueue()

@@ -8,6 +8,7 @@ from collections import deque
 import numpy as np
 
 from pointsman.live.costs import Tally
+from pointsman.plain import in_percent
 
 NUM_STANDARD_ERRORS = 3.0  # that a difference must exceed: it is looked at after every request
 
@@ -38,8 +39,8 @@ def objection(learner: Tally, control: Tally, window: int, margin: float) -> str
     if least <= margin:
         return None
     return (
-        f"its last {window} requests cost {more:.0%} (at least {least:.0%}) more a token than those of the "
-        f"policy it started from, limit {margin:.0%}: that one has taken over"
+        f"its last {window} requests cost {in_percent(more)} (at least {in_percent(least)}) more a token "
+        f"than those of the policy it started from, limit {in_percent(margin)}: that one has taken over"
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPLES, Ratio
 from pointsman.evaluation.compare import CURVES, Comparison, geometric_means
 from pointsman.experiments.objective import TOLERANCE, Objective
+from pointsman.experiments.own import replayed
 from pointsman.files import write_files
-from pointsman.plain import provenance, to_json
+from pointsman.plain import in_percent, provenance, to_json
 from pointsman.report.appraisal import Verdict
 from pointsman.report.choice import choice_of
 from pointsman.report.figure import Figure
@@ -126,8 +127,11 @@ class ComparisonReport:
             + (f" with its {LEVEL * 100:.0f} % interval ({METHOD})." if self.num_samples > 1 else ".")
         ]
         if self.num_samples < MIN_SEEDS:
+            more = "use a longer trace" if self._is_trace else "raise --seeds"
             lines.append(
-                f"Fewer than {MIN_SEEDS} of them: read the intervals as too narrow, or raise --seeds."
+                f"Fewer than {MIN_SEEDS} of them: read the intervals as too narrow, or {more}."
+                if self.num_samples > 1
+                else f"One run has no intervals, and may be luck: {more}."
             )
         if self.objective is not None:
             lines.append(f"Cost of a request: {self.objective.formula}.")
@@ -135,6 +139,10 @@ class ComparisonReport:
         if has_oracle(self.comparisons):
             lines.append(ORACLE_NOTE)
         return lines
+
+    @property
+    def _is_trace(self) -> bool:
+        return any(replayed(one.configs[0]) is not None for one in self.comparisons)
 
     def _kept(self, policy: str) -> list[str]:
         """Whether a policy keeps the objective's limits, limit by limit; nothing of those not measured."""
@@ -146,7 +154,7 @@ class ComparisonReport:
             for one in (one for one in self.comparisons if other in one.names):
                 share = math.expm1(limit.breach(one.mean(policy, name), one.mean(other, name)))
                 if share > TOLERANCE:
-                    beyond.append(f"{one.name} ({share:+.1%})")
+                    beyond.append(f"{one.name} (+{in_percent(share, 1)})")
             if any(other in one.names for one in self.comparisons):
                 lines.append(f"{limit.text}: {'beyond it in ' + ', '.join(beyond) if beyond else 'kept'}.")
         return lines

@@ -19,6 +19,7 @@ from pointsman.report.record import RunRecord
 from pointsman.training.logs import rival_of
 
 MAX_POINTS = 240
+OF_REPLICAS = ("routing", "live", "vidur")  # problems (env.kind) whose actions are replicas
 FEW_POINTS = 40  # are drawn as dots, too
 LIMITS = {"ttft_p99": "P99 TTFT", "e2e_p99": "P99 end-to-end"}
 LARGEST_FACTOR = 1e5  # on a logarithmic axis
@@ -65,8 +66,18 @@ def _action_figure(record: RunRecord) -> Figure | None:
     shares = record.group("action_frac")
     if not shares:
         return None
-    named = {"none" if action == "0" else action: 100.0 * values for action, values in shares.items()}
+    kind = record.log.facts.setting("env.kind")
+    named = {_action_name(action, kind): 100.0 * values for action, values in shares.items()}
     return _stack(record, named, "Actions, by entity", "share of decisions, %", unit=" %")
+
+
+def _action_name(action: str, kind: Any) -> str:
+    """Replicas count from 0, as everywhere else; what others choose between, as the log counts."""
+    if action == "0":
+        return "none"
+    if kind in OF_REPLICAS:
+        return f"replica {int(action) - 1}"
+    return f"job {action}" if kind == "jobs" else f"action {action}"
 
 
 def reward_figures(record: RunRecord) -> list[Figure]:

@@ -77,7 +77,8 @@ def escape(text: str) -> str:
 
 # Browsers break lines within `--set`, between a number and its unit, and within an interval. A span keeps
 # each of them whole; characters that do not break would come along with what a reader copies.
-_WHOLE = re.compile(r"(?<![\w-])--[a-z][\w-]*|[+−]?\d[\d.,]*(?: (?:ms|s|min|h)\b| \[[^]]{1,30}\])")
+_UNIT, _INTERVAL = r" (?:%|(?:ms|s|min|h)\b)", r" \[[^]]{1,30}\]"
+_WHOLE = re.compile(rf"(?<![\w-])--[a-z][\w-]*|[+−]?\d[\d.,]*(?:{_UNIT}(?:{_INTERVAL})?|{_INTERVAL})")
 
 
 def unbroken(text: str) -> str:

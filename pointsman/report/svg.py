@@ -75,6 +75,10 @@ class Frame:
     def y(self, value: float) -> float:
         return (1.0 - self.figure.y.share(value)) * self.figure.height
 
+    def holds(self, x: float, y: float) -> bool:
+        """Whether a place is on it; rounding does not put one outside."""
+        return -0.05 <= x <= self.width + 0.05 and -0.05 <= y <= self.figure.height + 0.05
+
 
 def _draw(figure: Figure) -> tuple[str, int]:
     """All elements, and the height they take."""
@@ -104,6 +108,12 @@ def _draw(figure: Figure) -> tuple[str, int]:
         f'<rect width="100%" height="100%" fill="none" pointer-events="all"/>{drawn}</svg>'
     )
     parts.append(f'<rect class="frame" {_box(frame.left, frame.top, frame.width, figure.height)}/>')
+    points = "".join(element for mark in figure.marks for element in _points(mark, frame))
+    if points:  # above the frame, which would cut those on its edges in half
+        parts.append(
+            f'<svg class="points" x="{frame.left:g}" y="{frame.top:g}" width="{frame.width:g}" '
+            f'height="{figure.height}" overflow="visible">{points}</svg>'
+        )
     bottom = frame.top + figure.height + 16
     if figure.x.title:
         bottom += LINE
@@ -133,15 +143,10 @@ def _axes(frame: Frame) -> Iterator[str]:
 
 
 def _mark(mark: Mark, frame: Frame) -> Iterator[str]:
+    """What of it is cut off at the frame."""
     match mark:
         case Line():
             yield from _line(mark, frame)
-        case Dots():
-            yield f'<g{_series(mark.name)} fill="{mark.colour}">'
-            for x, y, text in zip(mark.x, mark.y, mark.texts, strict=True):
-                dot = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{mark.size:g}"'
-                yield f"<circle {dot}><title>{html.escape(text)}</title></circle>"
-            yield "</g>"
         case Band():
             points = [point for point in zip(mark.x, mark.low, mark.high, strict=True) if _finite(point)]
             upper = [(frame.x(x), frame.y(high)) for x, _, high in points]
@@ -159,24 +164,57 @@ def _mark(mark: Mark, frame: Frame) -> Iterator[str]:
             yield f'<path class="zero" stroke-dasharray="2 3" d="M0 {y:.1f}h{frame.width:g}"/>'
         case Flags():
             for x, text in zip(mark.x, mark.texts, strict=True):
-                at = frame.x(x)
-                yield (
-                    f'<g{_series(mark.name)} fill="{mark.colour}"><title>{html.escape(text)}</title>'
-                    f'<path d="M{at:.1f} 0V{frame.figure.height}" stroke="{mark.colour}" opacity=".25"/>'
-                    f'<path d="M{at - 4:.1f} 0h8l-4 7z"/></g>'
-                )
+                line = f'd="M{frame.x(x):.1f} 0V{frame.figure.height}" stroke="{mark.colour}" opacity=".25"'
+                title = f"<title>{html.escape(text)}</title>"
+                yield f"<g{_series(mark.name)}>{title}<path {line}/></g>"
+
+
+def _points(mark: Mark, frame: Frame) -> Iterator[str]:
+    """What of it is drawn whole where its middle is within the frame, and else not at all."""
+    if not isinstance(mark, Line | Dots | Ladder | Flags):
+        return
+    group = f'<g{_series(mark.name)} fill="{mark.colour}"'
+    match mark:
+        case Line():
+            points = _places(mark, frame)
+            if mark.has_dots or len(points) == 1:
+                shown = [place for place in points if frame.holds(*place)]
+                dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in shown)
+                yield f'{group} pointer-events="none">{dots}</g>'  # values are read from the line
+        case Dots():
+            places = [(frame.x(x), frame.y(y)) for x, y in zip(mark.x, mark.y, strict=True)]
+            yield f"{group}>{_titled_dots(places, mark.texts, mark.size, frame)}</g>"
+        case Ladder():
+            places = [(frame.x(value), frame.y(mark.row)) for value in mark.values]
+            yield f"{group}>{_titled_dots(places, mark.texts, 3, frame)}</g>"
+        case Flags():
+            for x, text in zip(map(frame.x, mark.x), mark.texts, strict=True):
+                if frame.holds(x, 0.0):
+                    yield f"{group}><title>{html.escape(text)}</title>"
+                    yield f'<path d="M{x - 4:.1f} 0h8l-4 7z"/></g>'
+
+
+def _titled_dots(
+    places: Sequence[tuple[float, float]], texts: Sequence[str], size: float, frame: Frame
+) -> str:
+    return "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:g}"><title>{html.escape(text)}</title></circle>'
+        for (x, y), text in zip(places, texts, strict=True)
+        if frame.holds(x, y)
+    )
+
+
+def _places(mark: Line, frame: Frame) -> list[tuple[float, float]]:
+    return [(frame.x(x), frame.y(y)) for x, y in zip(mark.x, mark.y, strict=True) if _finite((x, y))]
 
 
 def _line(mark: Line, frame: Frame) -> Iterator[str]:
-    points = [(frame.x(x), frame.y(y)) for x, y in zip(mark.x, mark.y, strict=True) if _finite((x, y))]
+    points = _places(mark, frame)
     if not points:
         return
     dash = f' stroke-dasharray="{mark.dash}"' if mark.dash else ""
     stroke = f'fill="none" stroke="{mark.colour}" stroke-width="{mark.width:g}"{dash}'
     yield f'<path class="line"{_series(mark.name)} d="{_path(points)}" {stroke} stroke-linejoin="round"/>'
-    if mark.has_dots or len(points) == 1:
-        dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in points)
-        yield f'<g{_series(mark.name)} fill="{mark.colour}">{dots}</g>'
 
 
 def _bar(mark: Bar, frame: Frame) -> Iterator[str]:
@@ -198,14 +236,8 @@ def _bar(mark: Bar, frame: Frame) -> Iterator[str]:
 
 
 def _ladder(mark: Ladder, frame: Frame) -> Iterator[str]:
-    places = [(frame.x(value), text) for value, text in zip(mark.values, mark.texts, strict=True)]
-    y = frame.y(mark.row)
-    yield f'<g{_series(mark.name)} fill="{mark.colour}">'
-    line = f"M{places[0][0]:.1f} {y:.1f}H{places[-1][0]:.1f}"
-    yield f'<path d="{line}" stroke="{mark.colour}" stroke-width="2"/>'
-    for x, text in places:
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{html.escape(text)}</title></circle>'
-    yield "</g>"
+    line = f"M{frame.x(mark.values[0]):.1f} {frame.y(mark.row):.1f}H{frame.x(mark.values[-1]):.1f}"
+    yield f'<path{_series(mark.name)} d="{line}" stroke="{mark.colour}" stroke-width="2"/>'
 
 
 def _map(mark: Map, frame: Frame) -> Iterator[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pointsman.evaluation.mattered import MIN_POINTS, explained_shares
 from pointsman.files import write_files
-from pointsman.plain import provenance, to_json
+from pointsman.plain import in_percent, provenance, to_json
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Verdict, interval
 from pointsman.report.curves import PALETTE, POLICY, SOFT
 from pointsman.report.figure import (
@@ -136,7 +136,7 @@ class SweepReport:
     def _row(self, trial: Trial) -> list[str]:
         values = [plain_value(trial.values[key.key]) if trial.values else UNCHANGED for key in self.keys]
         score = short(trial.best.score) if trial.best is not None else "–"
-        trained = "100%" if trial.status == FINISHED_TRIAL else f"{trial.fraction_done:.0%}"
+        trained = in_percent(1.0 if trial.status == FINISHED_TRIAL else trial.fraction_done)
         ended = f"{trial.status}: {trial.why}" if trial.why else trial.status
         return [str(trial.number), *values, score, trained, ended]
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from pointsman.errors import InputError
 from pointsman.plain import counted
 from pointsman.router.config import Backend, Settings
 from pointsman.router.epp.status import StatusOnly
@@ -19,7 +18,7 @@ from pointsman.router.http.address import server_url
 from pointsman.router.http.listening import listen, port_of
 from pointsman.router.http.tls import CERT
 from pointsman.router.operations.admin import Admin
-from pointsman.router.ports import Listening, Ports
+from pointsman.router.ports import Listening, Ports, cannot_listen
 from pointsman.router.processes.linking import Follower, Leader
 from pointsman.router.processes.workers import Seat
 from pointsman.router.replicas.discovery import Discovery, Source
@@ -246,8 +245,7 @@ def _can_listen(option: str, listening: Listening) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        problem = f"cannot listen ({error.strerror})"
-        raise InputError(option, listening.port, problem, "name another port or address") from None
+        raise cannot_listen(option, listening.host, listening.port, error) from None
 
 
 def _warnings(options: Options, router: Router, admin: Listening) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import ssl
@@ -12,6 +13,8 @@ from pointsman.errors import InputError
 from pointsman.router.http.address import Address
 from pointsman.router.http.tls import client_side_tls
 from pointsman.router.keys import ADMIN, CLIENT, Keys, read_keys
+
+_ADDRESSES = "use 127.0.0.1, or 0.0.0.0 for all interfaces"
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,16 @@ def resolve(host: str, option: str) -> list[str]:
         found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         problem = f"is not an address of this machine ({getattr(error, 'strerror', None) or error})"
-        raise InputError(option, host, problem, "use 127.0.0.1, or 0.0.0.0 for all interfaces") from None
+        raise InputError(option, host, problem, _ADDRESSES) from None
     return [str(entry[4][0]) for entry in found]
+
+
+def cannot_listen(option: str, host: str, port: int, error: OSError) -> InputError:
+    """What to say of a port that could not be bound. `option` is the one that names the port."""
+    if error.errno == errno.EADDRNOTAVAIL:
+        option = "--admin-host" if option == "--admin-port" else "--host"
+        return InputError(option, host, "is not an address of this machine", _ADDRESSES)
+    return InputError(option, port, f"cannot listen ({error.strerror})", "name another port or address")
 
 
 def _is_local(addresses: list[str]) -> bool:

@@ -86,7 +86,7 @@ class Core:
         known = replicas if isinstance(replicas, Mapping) else dict.fromkeys(replicas)
         for name, figures in known.items():
             self.add(name, figures)
-        self._seed, self._order = seed, Order(overtake_s, max_hold_s)
+        self._seed, self._max_hold_s, self._overtake_s = seed, max_hold_s, overtake_s
         self.switch(policy)
 
     @property
@@ -95,9 +95,8 @@ class Core:
 
     def switch(self, policy: str | PolicySpec) -> None:
         """Another policy from the next decision on; the books stay."""
-        self._decider = Decider(
-            self._books, policy, self._seed, self._order.max_hold_s, self._order.overtake_s
-        )
+        self._decider = Decider(self._books, policy, self._seed, self._max_hold_s, self._overtake_s)
+        self._order = Order(self._overtake_s, self._max_hold_s, self._decider.small_first)
 
     # Replicas.
 

@@ -21,7 +21,7 @@ from pointsman.routing.deciding import HOLD, SHADOW
 from pointsman.routing.features import ENTITY_FEATURES, NUM_CONTEXT_FEATURES, NUM_ENTITY_FEATURES
 from pointsman.routing.heuristics import LEARNED
 from pointsman.routing.noting import NUM_NOTED
-from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables
+from pointsman.routing.policy import HoldSpec, PolicySpec, PolicyTables, fill_changes
 from pointsman.routing.reasons import Kept, Reason
 from pointsman.routing.signals import ACCEPTING
 from pointsman.routing.streams import record_accepting
@@ -56,6 +56,8 @@ class RequestToPlace(Protocol):
 
 class AnyDecider(Protocol):
     """Whoever decides about requests: a policy, or one in training."""
+
+    small_first: float  # how much the size of held requests counts in the order it wants them in: ordering.py
 
     def decide(self, request: RequestToPlace, queue_size: int, now: float, excluded: Collection[int]) -> int:
         """0 = hold, k = slot k - 1. `queue_size`: requests at the router, this one included."""
@@ -124,8 +126,7 @@ class Decider:
             self._shadow._fit()
         count = len(self.books.slots)
         self._tables = PolicyTables([self._policy], max(1, count))
-        if self.spec.detour_s is not None:
-            self._tables.rows.detour_s = self.spec.detour_s
+        fill_changes(self._tables.rows[0], self.spec)
         self._scores = np.full(count, np.nan)  # and so they stay if the policy has none
         self._credit = np.zeros(count)
         record, memory = self._record, self._record.memory
@@ -137,7 +138,9 @@ class Decider:
         self.is_learned = bool(self._tables.rows[0].kind == LEARNED)
         record.router = self.books.address
         record.policy = address_of(self._tables.rows)
+        self.small_first = float(self._tables.rows[0].small_first)
         self._slots = self.books.slots
+        self._answers = (HOLD, *(slot + 1 for slot in self._slots))  # to the policy's actions
         self._names = [self.books.name(slot) for slot in self._slots]
         self._version = self.books.version
 
@@ -165,16 +168,16 @@ class Decider:
             queue_size,
             now,
         )
-        slots = self._slots
+        answers = self._answers
         if self._shadow is None:
             action = both
         else:
             other = (both + 1) // SHADOW  # the policy's is BROKEN or more
             action = both - other * SHADOW
-            self.shadow_action = slots[other - 1] + 1 if other > 0 else other
+            self.shadow_action = answers[other] if other > 0 else other
         self._action = action
         if action > 0:
-            return slots[action - 1] + 1
+            return answers[action]
         if action < 0:
             raise PolicyError(f"policy {self.name}: its logits are not finite")
         request.hold_until = float(self._record.ask.hold_until)
@@ -244,7 +247,7 @@ class Decider:
             )
         explained: dict[str, Any] = {
             "policy": self.name,
-            "action": HOLD if self._action == HOLD else self._slots[self._action - 1] + 1,
+            "action": self._answers[self._action],
             "replica": None if self._action == HOLD else replicas[self._action - 1]["name"],
             "replicas": replicas,
         }

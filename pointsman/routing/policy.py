@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from pointsman.compiled.memory import Records
+from pointsman.compiled.memory import Records, aligned
 from pointsman.errors import InputError
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.inference.network import NetworkTables, scratch_size
@@ -72,7 +72,13 @@ class PolicySpec(Spec):
         gt=0,
         description="of those that hold: requests that a replica may have; absent = any number",
     )
-
+    small_first: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="of those that hold: in the order of held requests, a wait counts 2^-small_first as much "
+        "with each doubling of a request's size; 0 = by arrival, as heuristics do; absent = as trained",
+    )
     detour_s: float | None = Field(
         default=None,
         ge=0,
@@ -154,10 +160,10 @@ class PolicyTables:
                 self._fill_learned(row, policy, max_replicas)
             elif policy.checkpoint is not None:
                 self._fill_learned(row, self._load(policy.checkpoint), max_replicas)
-                if policy.detour_s is not None:
-                    row.detour_s = policy.detour_s
             else:
                 self._fill_heuristic(row, policy)
+            if isinstance(policy, PolicySpec):
+                fill_changes(row, policy)
 
     def _load(self, path: Path) -> Checkpoint:
         if path not in self._loaded:
@@ -197,6 +203,7 @@ class PolicyTables:
         row.kv_limit = room.get("kv_limit", 0.95)
         row.prefill_limit = room.get("prefill_limit_tokens", 2048.0)
         row.stream_limit = limit_of(room.get("stream_limit"))
+        row.small_first = room.get("small_first", 0.0)
         row.detour_s = limit_of(checkpoint.metadata.get("detour_s"))
         slo = checkpoint.metadata.get("slo", {})
         row.ttft_limit_s = slo.get("ttft_s", TTFT_LIMIT_S)
@@ -207,7 +214,8 @@ class PolicyTables:
         row.context = self.rows.hold(np.zeros(NUM_CONTEXT_FEATURES, np.float32))
         row.legal = self.rows.hold(np.zeros(max_replicas + 1, np.uint8))
         row.logits = self.rows.hold(np.zeros(max_replicas + 1, np.float32))
-        row.scratch = self.rows.hold(np.zeros(scratch_size(network.rows[0], max_replicas), np.float32))
+        scratch = np.zeros(scratch_size(network.rows[0], max_replicas), np.float32)
+        row.scratch = self.rows.hold(aligned(scratch))
         row.state = self.rows.hold(np.zeros(int(network.rows[0].width), np.float32))
 
 
@@ -215,6 +223,14 @@ def rules_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """What its metadata say of how it decides, and what holds as well for whoever learns on from it."""
     names = ("hold", "detour_s", "slo")
     return {name: checkpoint.metadata[name] for name in names if name in checkpoint.metadata}
+
+
+def fill_changes(row: Any, spec: PolicySpec) -> None:
+    """What a configuration says of how a policy runs, whatever it was trained with."""
+    if spec.detour_s is not None:
+        row.detour_s = spec.detour_s
+    if spec.small_first is not None:
+        row.small_first = spec.small_first
 
 
 def limit_of(value: float | None) -> float:

@@ -34,6 +34,7 @@ ROUTER = np.dtype(
         ("fits_anywhere", "f8"),  # tokens; a request that needs no more may go to any replica
         ("max_hold_s", "f8"),  # after this a request must be sent
         ("overtake_s", "f8"),  # smaller ones that arrived up to so much later go first (ordering.py)
+        ("small_first", "f8"),  # how much the size of a request slows down its ageing; that of the policy
         ("books", "i8"),  # of all processes and routers (sharing.py)
         ("num_books", "i8"),  # 0 or 1: nobody else's
         ("own_book", "i8"),
@@ -168,6 +169,7 @@ POLICY = np.dtype(
         ("prefill_limit", "f8"),  # room: prompt tokens that may wait on a replica
         ("stream_limit", "f8"),  # room: requests that a replica may have
         ("detour_s", "f8"),  # learned: how much later than at the soonest a first token may be expected
+        ("small_first", "f8"),  # of those that hold: how much the size counts in the order (ordering.py)
         ("ttft_limit_s", "f8"),  # the service level that features of time are compared with
         ("step_limit_s", "f8"),
         ("weights", "i8"),  # address of [NUM_SIGNALS] f8: linear-score

@@ -19,9 +19,21 @@ def wake_router(sim):
 
 
 @kernel
+def set_order(sim, small_first):
+    """Requests are taken in the order of the policy that runs the cluster from now on.
+
+    Those that came in order of arrival stay in the line of the smallest; and what once was in lines by size
+    stays there, though its size may count for nothing now.
+    """
+    sim.router.small_first = small_first
+    if small_first > 0.0 or sim.router.overtake_s > 0.0:
+        sim.is_ordered = 1
+
+
+@kernel
 def push_queue(sim, i):
     request = request_at(sim.requests, i)
-    size = size_of(sim.router, request.num_prefill, UNKNOWN) if sim.router.overtake_s > 0.0 else 0
+    size = size_of(sim.router, request.num_prefill, UNKNOWN) if sim.is_ordered else 0
     line = line_at(sim.lines, size)
     request.next = NOBODY
     if line.head == NOBODY:
@@ -36,7 +48,7 @@ def push_queue(sim, i):
 @kernel
 def find_head(sim):
     """The queue's next request; there is one."""
-    if sim.router.overtake_s > 0.0:
+    if sim.is_ordered:
         find_line(sim)
     sim.queue_head = line_at(sim.lines, sim.next_line).head
 
@@ -52,7 +64,9 @@ def find_line(sim):
         if i == NOBODY:
             continue
         arrived_at = request_at(sim.requests, i).arrived_at
-        turn_at = compiled_turn_at(arrived_at, size, sim.now, router.overtake_s, router.max_hold_s)
+        turn_at = compiled_turn_at(
+            arrived_at, size, sim.now, router.overtake_s, router.max_hold_s, router.small_first
+        )
         if turn_at < next_turn_at or (turn_at == next_turn_at and is_older(sim, i, head)):
             next_turn_at = turn_at
             head = i

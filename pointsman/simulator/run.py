@@ -15,6 +15,7 @@ from pointsman.simulator.dispatch import act, hold
 from pointsman.simulator.loop import advance
 from pointsman.simulator.measures import integrate_load
 from pointsman.simulator.privileged import fill_privileged, time_ahead
+from pointsman.simulator.queue import set_order
 from pointsman.simulator.state import DECISION, DONE, READY
 
 
@@ -36,6 +37,7 @@ def run(clusters, policies, actions, first, last):
         sim = clusters[i]
         policy = policies[i]
         require_room(sim.router, sim.memory, policy)
+        set_order(sim, policy.small_first)
         if sim.status == DECISION:
             carry_out(sim, policy, actions[i])
         if sim.status != DONE:

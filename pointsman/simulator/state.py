@@ -85,6 +85,7 @@ SIM = np.dtype(
             "i8",
         ),  # [NUM_SIZES] LINE: the router's queue (routing/ordering.py), whose size is the router's
         ("next_line", "i8"),  # the one that is decided about
+        ("is_ordered", "i8"),  # lines are by size, or have been
         ("queue_head", "i8"),  # and its first request
         ("is_deciding", "i4"),
         ("is_wake_planned", "i4"),

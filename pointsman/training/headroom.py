@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.envs.entity import Bools, EntityEnv, Floats, Observation
+from pointsman.plain import in_percent
 from pointsman.training.buffers import QUANTILES
 from pointsman.training.ranks import Ranks
 
@@ -164,11 +165,14 @@ class Headroom:
         base = next(one for one in self.earned if one.name == self.baseline)
         if base.flat_frac > MAX_FLAT_FRAC:
             found.append(
-                f"{base.flat_frac:.0%} of the rewards are clipped or squashed: better and worse look alike"
+                f"{in_percent(base.flat_frac)} of the rewards are clipped or squashed: "
+                "better and worse look alike"
             )
         zero_frac = min(one.zero_frac for one in self.earned)  # whoever acts as the reference does earns 0
         if zero_frac > MAX_ZERO_FRAC:
-            found.append(f"{zero_frac:.0%} of the rewards are exactly 0: most decisions teach nothing")
+            found.append(
+                f"{in_percent(zero_frac)} of the rewards are exactly 0: most decisions teach nothing"
+            )
         small = [name for name, gain in self.gains.items() if gain.is_small]
         if small:
             found.append(

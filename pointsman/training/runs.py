@@ -34,7 +34,7 @@ import torch
 
 from pointsman.diagnosis.live import LogWatch
 from pointsman.errors import InputError
-from pointsman.evaluation.problem import Evaluate, make_env, make_evaluate, session
+from pointsman.evaluation.problem import Evaluate, make_env, make_evaluate, session, settled
 from pointsman.files import output_dir, replace_file
 from pointsman.inference.checkpoint import Checkpoint, save_checkpoint, space_to_json
 from pointsman.plain import provenance, to_json
@@ -103,7 +103,7 @@ def start(
         raise InputError("--out", str(folder), "exists", remedy)
     with output_dir("--out", folder):
         with stop.cuttable():
-            config = with_rollouts(config)
+            config = with_rollouts(config.model_copy(update={"env": settled(config.env)}))
         return _run(config, folder, None, show, stop, command, launcher)
 
 

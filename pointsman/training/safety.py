@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from pointsman.plain import in_percent
 from pointsman.spec import Spec
 from pointsman.training.buffers import ENDED
 
@@ -70,7 +71,8 @@ class Monitor:
             raise SafetyError(f"update {update}: {', '.join(bad)} not finite; the run has diverged")
         if row.get("invalid_frac", 0.0) > 0:
             raise SafetyError(
-                f"update {update}: {row['invalid_frac']:.2%} of the actions were illegal: a mask is wrong"
+                f"update {update}: {in_percent(row['invalid_frac'], 2)} of the actions were illegal: "
+                "a mask is wrong"
             )
         alerts = self._early_ends(row, update)
         for name, is_wrong, text in self._findings(row, fraction_done):
@@ -107,7 +109,8 @@ class Monitor:
             (
                 "entropy",
                 entropy < spec.min_entropy_frac and fraction_done < spec.entropy_until,
-                f"entropy is {entropy:.2%} of the maximum, early in the run: raise exploration.entropy_coef",
+                f"entropy is {in_percent(entropy, 2)} of the maximum, early in the run: "
+                "raise exploration.entropy_coef",
             ),
         ]
         if spec.max_behind is not None and "eval_score" in row and "eval_baseline_score" in row:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pointsman.errors import InputError
 from pointsman.files import replace_file
-from pointsman.plain import to_json
+from pointsman.plain import in_percent, to_json
 from pointsman.training import runs
 from pointsman.training.config import TrainConfig
 from pointsman.training.logs import FINISHED, Row
@@ -95,7 +95,7 @@ def verdict_at_rung(trial: Trial, others: Sequence[Trial]) -> str:
     known = [other for one in others if one is not trial and (other := one.score_at(reached[-1])) is not None]
     if score is None or len(known) < MIN_OTHERS or score >= median(known):
         return ""
-    return f"below the median of {len(known)} others at {fractions[-1]:.0%}"
+    return f"below the median of {len(known)} others at {in_percent(fractions[-1])}"
 
 
 # The file ---------------------------------------------------------------------------------------------------

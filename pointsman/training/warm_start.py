@@ -15,7 +15,9 @@ Letters: T steps, N environments, A actions, G groups, K teachers.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ from pointsman.errors import InputError
 from pointsman.evaluation.problem import make_env
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.routing.policy import PolicySpec
+from pointsman.routing.sources import SHIPPED, is_path
 from pointsman.spec import Spec, parse_spec
 from pointsman.training.buffers import Buffers
 from pointsman.training.flat import Adam, FlatGradients
@@ -227,9 +230,16 @@ class Classroom:
 
 def find_policy(policy: str, where: str = "run.start_from") -> Checkpoint:
     """Load `default`, the best policy of a run directory, or a checkpoint."""
-    path = parse_spec(PolicySpec, {"kind": policy}, where).checkpoint
+    remedy = "name `default`, a run or a checkpoint"
+    try:
+        path = parse_spec(PolicySpec, {"kind": policy}, where).checkpoint
+    except InputError as error:  # it speaks of a policy, and of heuristics that there are
+        is_named = is_path(policy) or Path(policy).expanduser().exists()
+        near = difflib.get_close_matches(policy, SHIPPED, n=1)
+        remedy = error.remedy if is_named else f"did you mean {near[0]!r}?" if near else remedy
+        raise InputError(where, policy, error.problem, remedy) from None
     if path is None:
-        raise InputError(where, policy, "was not trained", "name `default`, a run or a checkpoint")
+        raise InputError(where, policy, "was not trained", remedy)
     return load_checkpoint(path, where)
 
 

@@ -34,6 +34,7 @@ from pointsman.workload.spec import (
 from pointsman.workload.workload import NO_SESSION, Workload, clip_tokens
 
 DEFAULT_NUM_REQUESTS = 20_000
+HIGHEST_LOAD = 5.0  # beyond it, percent were meant
 MAX_TIME_S = 1e10  # about 300 years: beyond, a clock in doubles cannot tell microseconds apart
 Capacity = Callable[[], float]
 
@@ -192,6 +193,7 @@ def _rate_rps(
             raise InputError(where, spec.load, "a load above capacity with no end", remedy)
         if not is_shared:
             text = f"{where} = {spec.load:g}: above capacity, queues grow until the last arrival"
+            text += f" ({spec.load:g} % would be {spec.load / 100:g})" if spec.load > HIGHEST_LOAD else ""
             warnings.warn(PointsmanWarning(text), stacklevel=4)
     if capacity_rps is None:
         remedy = "give rate in requests/s"

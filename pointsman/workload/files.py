@@ -1,19 +1,21 @@
 """From a file to a table of raw values: CSV, JSON or Parquet, plain or gzip, recognised by their content.
 
-CSV may have commas, semicolons or tabs; JSON is one object per line, or one list of objects, and the keys of
-objects in objects are joined by dots (`usage.prompt_tokens`). Values of text files stay text here: numbers
-are made later, where an error can name line and value.
+CSV may have commas, semicolons, tabs or bars; JSON is one object per line, one list of objects, or an object
+that holds one such list, and the keys of objects in objects are joined by dots (`usage.prompt_tokens`). Text
+is UTF-8, or UTF-16 with its mark, as Windows writes it. Values of text files stay text here: numbers are made
+later, where an error can name line and value.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -26,7 +28,8 @@ _READABLE = "give a CSV, JSONL or Parquet file, plain or gzip"
 # Optional keys (a session) may be absent from the first line of a JSONL file.
 _NUM_LINES_FOR_KEYS = 100
 _MAX_JSON_DEPTH = 5
-_SEPARATORS = ",;\t"
+_SEPARATORS = ",;\t|"
+_MARK = b"\xef\xbb\xbf"  # of UTF-8
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,9 @@ class RawTable:
     path: Path
     frame: pl.DataFrame
     line_name: Literal["line", "row"]
+    has_decimal_commas: bool = (
+        False  # 0,5 may be a half: spreadsheets of half of Europe, which use semicolons
+    )
 
     def reject(self, column: str, is_bad: pl.Series, problem: str, remedy: str) -> None:
         """Raise for the first row marked in `is_bad`, if any."""
@@ -61,10 +67,12 @@ def open_source(path: Path) -> TraceSource:
         raise _file_error(path, "the file is empty", _READABLE)
     if data.startswith(b"PAR1"):
         return _parquet_source(path, data)
-    if b"\0" in data or not _is_utf8(data):
-        raise _file_error(path, "neither UTF-8 text nor Parquet", _READABLE)
+    if b"\0" in data:
+        raise _file_error(path, "neither text nor Parquet", _READABLE)
+    if not _is_utf8(data):
+        raise _file_error(path, "not in UTF-8", "save it as UTF-8; Excel calls that CSV UTF-8")
     if data.lstrip().startswith((b"{", b"[")):
-        return _jsonl_source(path, data)
+        return _json_source(path, data)
     return _csv_source(path, data)
 
 
@@ -83,12 +91,17 @@ def _read_bytes(path: Path) -> bytes:
         raise _file_error(
             path, f"cannot be read ({error.strerror})", "check the path and its rights"
         ) from None
-    if not data.startswith(b"\x1f\x8b"):
-        return data.removeprefix(b"\xef\xbb\xbf")
-    try:
-        return gzip.decompress(data).removeprefix(b"\xef\xbb\xbf")
-    except (EOFError, OSError, zlib.error):
-        raise _file_error(path, "a damaged or truncated gzip file", "copy or download it again") from None
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error):
+            raise _file_error(path, "a damaged or truncated gzip file", "copy or download it again") from None
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            data = data.decode("utf-16").encode()
+        except UnicodeError:
+            raise _file_error(path, "damaged text in UTF-16", "save it as UTF-8") from None
+    return data.removeprefix(_MARK)
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -106,45 +119,49 @@ def _csv_source(path: Path, data: bytes) -> TraceSource:
         try:
             frame = pl.read_csv(io.BytesIO(data), columns=columns, infer_schema=False, separator=separator)
         except pl.exceptions.PolarsError as error:
-            _reject_csv(path, data, error)
-        return _table(path, frame.with_row_index(LINE, offset=2), "line")
+            _reject_csv(path, data, separator, error)
+        table = _table(path, frame.with_row_index(LINE, offset=2), "line")
+        return replace(table, has_decimal_commas=separator == ";")
 
     try:
         header = pl.read_csv(io.BytesIO(data), n_rows=0, infer_schema=False, separator=separator)
     except pl.exceptions.PolarsError as error:
-        _reject_csv(path, data, error)
+        _reject_csv(path, data, separator, error)
     return TraceSource(path, header.columns, load)
 
 
-def _reject_csv(path: Path, data: bytes, error: pl.exceptions.PolarsError) -> NoReturn:
+def _reject_csv(path: Path, data: bytes, separator: str, error: pl.exceptions.PolarsError) -> NoReturn:
     """Polars doesn't say which line is wrong; look for it."""
-    rows = csv.reader(io.StringIO(data.decode("utf-8")))
+    rows = csv.reader(io.StringIO(data.decode("utf-8")), delimiter=separator)
     try:
         num_fields = len(next(rows))
         for row in rows:
             if len(row) > num_fields:
                 problem = f"{len(row)} fields, but the header has {num_fields}"
-                raise InputError(f"{path} line {rows.line_num}", ",".join(row), problem, "correct the line")
+                shown = separator.join(row)
+                raise InputError(f"{path} line {rows.line_num}", shown, problem, "correct the line")
     except csv.Error:
         pass
     problem = str(error).partition("\n")[0]
     raise _file_error(path, f"cannot be parsed as CSV ({problem})", "check its quotes and commas")
 
 
-def _jsonl_source(path: Path, data: bytes) -> TraceSource:
+def _json_source(path: Path, data: bytes) -> TraceSource:
+    records = _json_list(path, data)
+
     def load(columns: list[str]) -> RawTable:
         texts: dict[str, list[str | None]] = {column: [] for column in columns}
         lines = []
-        for line, record in _json_records(path, data):
+        for line, record in _json_records(path, data, records):
             lines.append(line)
             flat = dict(_flat(record))
             for column, values in texts.items():
                 values.append(_as_text(flat.get(column)))
         frame = pl.DataFrame({LINE: lines, **texts}, schema_overrides=dict.fromkeys(columns, pl.String))
-        return _table(path, frame, "row" if _is_list(data) else "line")
+        return _table(path, frame, "row" if records is not None else "line")
 
     keys: dict[str, None] = {}
-    for (_, record), _ in zip(_json_records(path, data), range(_NUM_LINES_FOR_KEYS), strict=False):
+    for (_, record), _ in zip(_json_records(path, data, records), range(_NUM_LINES_FOR_KEYS), strict=False):
         keys.update(dict.fromkeys(key for key, _ in _flat(record)))
     return TraceSource(path, list(keys), load)
 
@@ -158,10 +175,14 @@ def _flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, objec
             yield prefix + key, value
 
 
-def _json_records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects and where they stand: line, or place in the list."""
-    if _is_list(data):
-        yield from _json_list(path, data)
+def _json_records(path: Path, data: bytes, records: list[Any] | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects and where they stand: place in the list, or line."""
+    if records is not None:
+        for place, record in enumerate(records, start=1):
+            if not isinstance(record, dict):
+                shown = _as_text(record)
+                raise InputError(f"{path} row {place}", shown, "not a JSON object", "give a list of objects")
+            yield place, record
         return
     for line, text in enumerate(io.BytesIO(data), start=1):
         if not text.strip():
@@ -172,27 +193,31 @@ def _json_records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]
             record = None
         if not isinstance(record, dict):
             shown = text.decode("utf-8").strip()
-            raise InputError(
-                f"{path} line {line}", shown, "not a JSON object", "write one JSON object per line"
-            )
+            remedy = "write one JSON object per line, or one list of them"
+            raise InputError(f"{path} line {line}", shown, "not a JSON object", remedy)
         yield line, record
 
 
-def _is_list(data: bytes) -> bool:
-    return data.lstrip().startswith(b"[")
-
-
-def _json_list(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_list(path: Path, data: bytes) -> list[Any] | None:
+    """The list that the file is, or that the one object in it holds; None for one object per line."""
+    is_list = data.lstrip().startswith(b"[")
     try:
-        records = json.loads(data)
+        whole = json.loads(data)
     except (ValueError, RecursionError):
+        if not is_list:
+            return None
         problem = "begins with [ and is not a list in JSON"
         raise _file_error(path, problem, "write one JSON object per line, or one list of them") from None
-    for place, record in enumerate(records, start=1):
-        if not isinstance(record, dict):
-            shown = _as_text(record)
-            raise InputError(f"{path} row {place}", shown, "not a JSON object", "give a list of objects")
-        yield place, record
+    if isinstance(whole, list):
+        return whole
+    lists = [value for value in whole.values() if _is_list_of_objects(value)]
+    # One request alone has numbers, too; its list is one of messages.
+    is_request = any(isinstance(value, int | float | dict) for value in whole.values())
+    return lists[0] if len(lists) == 1 and not is_request else None
+
+
+def _is_list_of_objects(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
 
 
 def _as_text(value: object) -> str | None:

@@ -32,6 +32,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pointsman.errors import InputError, PointsmanWarning
+from pointsman.plain import in_percent
 from pointsman.workload.columns import REQUEST_NAMES, choose_columns, unit_of
 from pointsman.workload.files import RawTable, TraceSource, open_source
 from pointsman.workload.prefixes import Chains, chains_of_blocks
@@ -43,6 +44,8 @@ from pointsman.workload.workload import NO_SESSION, Workload
 
 _MAX_TOKENS = np.iinfo(np.int32).max
 _FIX_LENGTH = "correct or remove the row, or set workload.max_tokens to lift 0 to 1 as Vidur does"
+_LONGEST_GAP = 0.5  # of the time from the first to the last request
+_FEWEST_WITH_A_RATE = 30  # requests
 _TIMES = {"arrived_at": "arrival times"}
 _LENGTHS = {"num_prefill_tokens": "prompt lengths", "num_decode_tokens": "output lengths"}
 
@@ -140,6 +143,7 @@ def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: 
     if file.start_at_zero:  # also where the first row was left out
         trace = replace(trace, arrived_at=trace.arrived_at - trace.arrived_at[0])
     first_s, last_s = float(trace.arrived_at[0]), float(trace.arrived_at[-1])
+    _warn_of_a_gap(trace, file.path)
     reading = TraceReading(
         path=file.path,
         content="request",
@@ -156,9 +160,27 @@ def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: 
     return replace(trace, reading=reading)
 
 
+def _warn_of_a_gap(trace: Workload, path: str) -> None:
+    """A wrong time, or two recordings in one file, makes its mean rate mean nothing."""
+    if len(trace) < _FEWEST_WITH_A_RATE:
+        return
+    gaps, span_s = np.diff(trace.arrived_at), float(np.ptp(trace.arrived_at))
+    longest = int(gaps.argmax())
+    if gaps[longest] > _LONGEST_GAP * span_s:
+        share = in_percent(gaps[longest] / span_s, 1)
+        what = f"{path}: nothing arrives in {share} of its time, after request {longest + 1:,} of "
+        what += (
+            f"{len(trace):,}, so its mean rate says little, and load or rate would press the rest together; "
+        )
+        what += "correct a wrong time, or cut the file there"
+        warnings.warn(what, PointsmanWarning, stacklevel=2)
+
+
 def _token_counts(table: RawTable, column: str, min_tokens: int) -> NDArray[np.int32]:
     numbers = read_numbers(table, column)
-    table.reject(column, numbers < min_tokens, f"fewer than {min_tokens} tokens", _FIX_LENGTH)
+    too_few = f"fewer than {min_tokens} tokens"
+    table.reject(column, numbers < 0, too_few, FIX_ROW)
+    table.reject(column, numbers < min_tokens, too_few, _FIX_LENGTH)
     table.reject(column, numbers > _MAX_TOKENS, "more tokens than any model takes", FIX_ROW)
     table.reject(column, numbers != numbers.floor(), "not a whole number of tokens", FIX_ROW)
     return numbers.to_numpy().astype(np.int32)

@@ -83,7 +83,8 @@ def _take_sessions(trace: Workload, names: list[str], rows: slice) -> Workload:
 def _own_rate_rps(trace: Workload, spec: TraceReplay) -> float:
     span_s = float(trace.arrived_at[-1] - trace.arrived_at[0])
     if span_s == 0.0:
-        problem = f"all {len(trace)} requests arrive at the same time, so there is no rate to change"
+        them = f"all {len(trace):,} requests arrive at the same time" if len(trace) > 1 else "has one request"
+        problem = f"{them}, so there is no rate to change"
         raise InputError(
             "workload.trace", spec.path, problem, "leave out load and rate, or use another trace"
         )

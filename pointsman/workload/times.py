@@ -19,6 +19,8 @@ from pointsman.workload.files import RawTable
 from pointsman.workload.spec import TimeUnit
 
 FIX_ROW = "correct or remove the row"
+_FIX_TIME = f"{FIX_ROW}, or write all times as numbers, or as 2023-11-16 18:15:46"
+_NO_COMMAS = "write it without a separator of thousands, and fractions with a point"
 UNITS_PER_S: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _UNIT_NAMES: dict[TimeUnit, str] = {
     "s": "seconds",
@@ -57,24 +59,30 @@ def read_times(
     """`unit` is what the user says; `usual_unit` holds for numbers that are no Unix time."""
     if _is_calendar(table.frame[column]):
         return Times(_calendar_ns(table, column), UNITS_PER_S["ns"], True, "dates")
-    ticks = read_numbers(table, column).to_numpy()
+    ticks = read_numbers(table, column, _FIX_TIME).to_numpy()
     epoch_unit = _epoch_unit(float(ticks.min()), unit)
     found = epoch_unit or unit or usual_unit
     what = f"Unix time in {_UNIT_NAMES[found]}" if epoch_unit else _UNIT_NAMES[found]
     return Times(ticks, UNITS_PER_S[found], epoch_unit is not None, what)
 
 
-def read_numbers(table: RawTable, column: str) -> pl.Series:
+def read_numbers(table: RawTable, column: str, remedy: str = FIX_ROW) -> pl.Series:
+    """`remedy`: what to do about values that are no numbers at all."""
     values = table.frame[column]
     is_missing = values.is_null()
     if values.dtype == pl.String:
         values = values.str.strip_chars()
         is_missing |= values == ""
+        if table.has_decimal_commas:
+            values = values.str.replace(r"^([+-]?\d+),(\d+)$", "$1.$2")
     table.reject(column, is_missing.fill_null(True), "no value", FIX_ROW)
     if values.dtype != pl.String and not values.dtype.is_numeric():
         table.reject(column, values.is_not_null(), "not a number", FIX_ROW)
     numbers = values.cast(pl.Float64, strict=False)
-    table.reject(column, numbers.is_null(), "not a number", FIX_ROW)
+    if values.dtype == pl.String:
+        has_comma = numbers.is_null() & values.str.contains(r"^[+-]?\d[\d.]*,[\d.,]*$")
+        table.reject(column, has_comma, "not a number", _NO_COMMAS)
+    table.reject(column, numbers.is_null(), "not a number", remedy)
     table.reject(column, ~numbers.is_finite(), "not a finite number", FIX_ROW)
     return numbers
 

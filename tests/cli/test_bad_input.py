@@ -230,11 +230,11 @@ def test_a_full_disk_is_one_line(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (("--policies", "least-wrok"), ("policy = 'least-wrok'", "least-work")),
-        (("--policies", ""), ("policy = ''",)),
+        (("--policies", "least-wrok"), ("--policies = 'least-wrok'", "least-work")),
+        (("--policies", ""), ("--policies = ''",)),
         (("--policies", "linear-score"), ("linear-score needs a weight",)),
-        (("--baseline", "nothing"), ("'nothing'", "unknown policy")),
-        (("--policies", "absent.yaml"), ("policy = 'absent.yaml'", "no such file")),
+        (("--baseline", "nothing"), ("--baseline = 'nothing'", "unknown policy")),
+        (("--policies", "absent.yaml"), ("--policies = 'absent.yaml'", "no such file")),
         (("--objective", "tale"), ("--objective = 'tale'", "did you mean 'tail'?")),
         (("--seeds", "0"), ("--seeds = 0", "1 to 1000")),
         (("--seeds", "1001"), ("--seeds = 1001",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,43 @@ NOBODY = ("--backend", "http://127.0.0.1:1")
     [
         ((*NOBODY, "--policy", "least-wrok"), "--policy = 'least-wrok': unknown policy; did you mean"),
         ((*NOBODY, "--shadow", "least-wrok"), "--shadow = 'least-wrok': unknown policy; did you mean"),
+        ((*NOBODY, *NOBODY), "--backend = 'http://127.0.0.1:1': is named twice; name every server once"),
+        ((*NOBODY, "--backend", "http://127.0.0.1:1/v1"), "1/v1': is named twice; name every server once"),
+        (
+            (*NOBODY, "--port", 8099, "--admin-port", 8099),
+            "--admin-port = 8099: is that of --port, too; name",
+        ),
+        ((*NOBODY, "--policy", "bad.safetensors"), "--policy = "),
+        ((*NOBODY, "--shadow", "bad.safetensors"), "--shadow = "),
         (("--backends", "absent.yaml"), "--backends = 'absent.yaml': no such file"),
         (("--kubernetes", "a/b/c"), "--kubernetes = 'a/b/c': is not a service"),
         ((*NOBODY, "--port", "0x"), "--port = '0x': must be a whole number; see"),
     ],
 )
 def test_servers_and_policies_are_named_by_their_option(
-    cli: Cli, command: str, options: tuple[str, ...], said: str
+    cli: Cli,
+    command: str,
+    options: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("uvloop")
+    monkeypatch.chdir(tmp_path)
+    Path("bad.safetensors").write_text("no policy\n")
     check(cli(command, *options), said)
+
+
+def test_an_address_of_another_machine_is_named_by_its_option() -> None:
+    pytest.importorskip("uvloop")
+    from pointsman.router.ports import cannot_listen
+
+    elsewhere = OSError(errno.EADDRNOTAVAIL, "cannot assign requested address")
+    told = cannot_listen("--admin-port", "192.0.2.1", 8081, elsewhere)
+    assert str(told).startswith("--admin-host = '192.0.2.1': is not an address of this machine; use 127.")
+    assert str(cannot_listen("--port", "192.0.2.1", 8080, elsewhere)).startswith("--host = '192.0.2.1': is")
+    taken = cannot_listen("--port", "127.0.0.1", 8080, OSError(errno.EADDRINUSE, "address already in use"))
+    assert str(taken).startswith("--port = 8080: cannot listen (address already in use); name another port")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,21 @@ def test_cost_is_shown_where_an_objective_is_asked_for(cli: Cli, tmp_path: Path)
     assert " cost | within SLO |" in (tmp_path / "table.md").read_text()
 
 
+def test_a_short_trace_has_no_intervals_and_more_seeds_would_not_help(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("timestamp,prompt_tokens,completion_tokens\n1,100,20\n2,100,20\n")
+    config = tmp_path / "mine.yaml"
+    config.write_text("workload: {trace: trace.csv}\ncluster: {replicas: 2}\n")
+    two = " ".join(cli("compare", config, *THREE).out.split())
+    assert "Fewer than 6 of them: read the intervals as too narrow, or use a longer trace." in two
+    assert "100% within SLO" in two and "100 %" not in two, "one way to write percents in one table"
+    (tmp_path / "trace.csv").write_text("timestamp,prompt_tokens,completion_tokens\n1,100,20\n")
+    one = " ".join(cli("compare", config, *THREE).out.split())
+    assert "One run has no intervals, and may be luck: use a longer trace." in one
+    assert "--seeds" not in two and "raise --seeds" not in one
+    said = cli("compare", config, "--set", "workload.trace.load=0.5").err
+    assert "'trace.csv': has one request, so there is no rate to change" in said
+
+
 def test_json_is_results_json(cli: Cli, tmp_path: Path) -> None:
     printed = cli("compare", *SMALL, *THREE, "--out", tmp_path, "--json").json
     written = json.loads((tmp_path / "results.json").read_text())

@@ -99,7 +99,7 @@ def test_a_heuristic_against_itself_and_others(cli: Cli) -> None:
         (("absent.yaml",), ("absent.yaml", "no such file")),
         (("cluster.yaml",), ("is a cluster with its traffic", "`pointsman compare cluster.yaml`")),
         (("random", "--against", "random"), ("--against = 'random'", "is the policy itself")),
-        (("random", "--against", "x"), ("'x'", "unknown policy")),
+        (("random", "--against", "x"), ("--against = 'x'", "unknown policy")),
         (("random", "--suite", "some"), ("--suite = 'some'", "generalisation")),
         (("random", "--suite", "all", "--scenario", "mixed"), ("--suite", "--scenario")),
         (("random", "a.yaml", "--scenario", "mixed"), ("a.yaml", "--scenario")),

@@ -189,3 +189,16 @@ def test_a_suite_is_a_mix(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_cannot_be_trained_on_is_one_line(cli: Cli, options: tuple[str, ...], message: str) -> None:
     result = cli("train", *options, *SMALL, "--out", "nowhere")
     assert result.status == 2 and message in result.err
+
+
+def test_traffic_of_ones_own_learns_on_from_default() -> None:
+    """Unless another beginning is asked for; scenarios of ours begin by imitating heuristics."""
+    from pointsman.cli.training_source import own_preset
+    from pointsman.training.config import load_train_config
+
+    assert own_preset(None, ["mine.yaml"], []) == own_preset("quick", ["mine.yaml", "random"], []) == "own"
+    assert own_preset("quick", ["mine.yaml"], ["network.width=32"]) == "quick"
+    assert own_preset("generalist", ["mine.yaml"], []) == "generalist"
+    assert own_preset(None, ["steady-chat"], []) is None
+    config = load_train_config("own")
+    assert config.run.start_from == "default" and config.warm_start is None

@@ -135,10 +135,18 @@ def test_ctrl_c_saves_at_once_and_says_how_to_go_on(cli: Cli, config: Path, tmp_
         (["fake.yaml", "--preset", "quick"], "CONFIG = 'fake.yaml': given beside --preset"),
         (["fake.yaml", "fake.yaml"], "CONFIG = 'fake.yaml': a second training configuration"),
         (["--scenario", "stedy-chat"], "--scenario = 'stedy-chat': unknown scenario"),
+        (
+            ["--start-from", "NOBODY"],
+            "--start-from = 'NOBODY': unknown policy; name `default`, a run or a checkpoint",
+        ),
+        (["--start-from", "defualt"], "--start-from = 'defualt': unknown policy; did you mean 'default'?"),
+        (["--start-from", "random"], "--start-from = 'random': was not trained; name `default`, a run"),
+        (["--start-from", "runs/nosuch"], "--start-from = 'runs/nosuch': no such file; check the path"),
+        (["--set", "run.start_from=NOBODY"], "run.start_from = 'NOBODY': unknown policy; name `default`"),
         (["--scenario", "nosuch.yaml"], "CONFIG = 'nosuch.yaml': no such file"),
         (
             ["--preset", "nosuch"],
-            "--preset = 'nosuch': no such preset; presets: generalist, jobs, live, quick",
+            "--preset = 'nosuch': no such preset; presets: generalist, jobs, live, own, quick",
         ),
         (["nosuch.yaml"], "CONFIG = 'nosuch.yaml': no such file"),
         (["fake.yaml", "--set", "ppo.epochs=3"], "ppo.epochs = 3: unknown key; did you mean 'num_epochs'?"),
@@ -147,7 +155,10 @@ def test_ctrl_c_saves_at_once_and_says_how_to_go_on(cli: Cli, config: Path, tmp_
             "env.kind = 'nosuch': unknown kind; kinds: jobs, live,",
         ),
         (["fake.yaml", "--set", "env.entitys=3"], "env.entitys = 3: unknown key; did you mean 'entities'?"),
-        (["fake.yaml", "--objective", "speed"], "env.objective = 'speed'"),
+        (["fake.yaml", "--objective", "speed"], "--objective = 'speed'"),
+        (["fake.yaml", "--steps", "0"], "--steps = 0: must be greater than or equal to 1"),
+        (["fake.yaml", "--minutes", "0"], "--minutes = 0.0: must be greater than 0"),
+        (["fake.yaml", "--set", "run.steps=0"], "run.steps = 0: must be greater than or equal to 1"),
         (["fake.yaml", "--workers", "5"], "run.num_envs = 32: no multiple of 5 workers"),
         (["fake.yaml", "--set", "ppo.minibatch_size=4096"], "an update has 512 decisions"),
         (["fake.yaml", "--set", "run.minutes=1"], "run.minutes = 1.0: given beside run.steps"),
@@ -196,12 +207,12 @@ def test_the_live_view_draws_learning_and_evaluations(tmp_path: Path) -> None:
 
 def test_help_shows_an_example(cli: Cli) -> None:
     result = cli("train", "--help")
-    assert "Example: pointsman train my-cluster.yaml --preset quick" in result.out
+    assert "Example: pointsman train my-cluster.yaml --out runs/mine" in result.out
     for option in ("--preset", "--resume", "--minutes", "--steps", "--workers", "--objective", "--json"):
         assert option in result.out
 
 
-@pytest.mark.parametrize("preset", ["quick", "generalist"])
+@pytest.mark.parametrize("preset", ["quick", "own", "generalist"])
 def test_presets_are_valid(preset: str) -> None:
     from pointsman.training.config import load_train_config
 

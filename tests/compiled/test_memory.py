@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from pointsman.compiled.allocations import Allocations, BadAccessError
 from pointsman.compiled.memory import (
     Records,
+    aligned,
     array_at,
     byte_list,
     bytes_at,
@@ -134,3 +136,12 @@ def test_without_compilation_every_access_is_checked() -> None:
     )
     for said, (fault, expected) in zip(done.stdout.splitlines(), FAULTS.items(), strict=True):
         assert expected in said and bool(said) == bool(expected), (fault, said)
+
+
+def test_aligned_copies_are_equal_and_begin_with_a_line_of_the_cache() -> None:
+    for shape in ((3,), (5, 7), (2, 3, 4)):
+        array = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+        for one in (array, array.T):
+            copy = aligned(one)
+            assert copy.ctypes.data % 64 == 0 and copy.flags.c_contiguous and copy.dtype == np.float32
+            np.testing.assert_array_equal(copy, one)

@@ -160,7 +160,7 @@ def test_counts_of_actions_an_update_are_shares_too(tmp_path: Path, total: float
     assert log.series("action_frac_max").y == pytest.approx(share, abs=1e-4)
     first = diagnose(log).findings[0]
     assert (first.name, first.severity) == ("one-entity-collapse", "bad")
-    assert "91% at last" in first.evidence
+    assert "91 % at last" in first.evidence
 
 
 # Rows of two kinds: one a decision, one after each update ---------------------------------------------------

@@ -55,7 +55,7 @@ def test_a_rule_that_cannot_be_asked_says_why() -> None:
     assert why == {
         "column": "no nothing or none",
         "rows": "120 rows, needs 1000",
-        "early": "too early: 99% of the run",
+        "early": "too early: 99 % of the run",
         "group": "no nowhere/*",
         "score": "no score",
     }

@@ -11,6 +11,7 @@ import pytest
 
 from pointsman.diagnosis.curves import Array, RunLog
 from pointsman.diagnosis.findings import diagnose
+from pointsman.diagnosis.measures import training_return
 from pointsman.diagnosis.rules import RULES
 
 from .made import CONFIG, GAIN, HEADROOM, ROWS, foreign, found, healthy, make, told
@@ -85,6 +86,10 @@ SHOWS: dict[str, tuple[RunLog, str]] = {
         "bad",
     ),
     "reward-saturation": (make(with_(healthy(), reward_clipped_frac=noisy(0.8, 0.02))), "bad"),
+    "no-choice": (
+        make(with_(scored(BEHIND), entropy_frac=0.0, entropy=0.0, approx_kl_mean=0.0, noop_frac=0.55)),
+        "bad",
+    ),
     "noop-collapse": (
         make(
             with_(
@@ -181,6 +186,9 @@ SPARES: dict[str, RunLog] = {
     "overshoot": make(with_(healthy(), approx_kl_mean=np.where(np.arange(ROWS) == 60, 0.3, 0.0015))),
     "flat-learning": make(with_(scored(np.full(ROWS, 0.05)), approx_kl_mean=1e-6)),  # good from the start
     "reward-saturation": make(with_(healthy(), reward_clipped_frac=0.1, reward_zero_frac=0.6)),
+    "no-choice": make(  # sure of itself, but not from the start
+        with_(scored(BEHIND), entropy_frac=np.where(DONE < 0.05, 0.5, 0.0), approx_kl_mean=0.0)
+    ),
     "noop-collapse": make(with_(healthy(), noop_frac=noisy(0.05 + 0.6 * DONE, 0.02))),  # holding pays
     "one-entity-collapse": make(with_(scored(BEHIND), action_frac_max=noisy(0.85, 0.01))),  # from the start
     "reward-term-dominance": make(  # the other term fades because it is avoided
@@ -400,6 +408,113 @@ def test_a_policy_that_cannot_move_because_it_is_sure_is_not_called_flat() -> No
     assert found(make(columns))["entropy-collapse"] == "bad"
 
 
+BACK = np.floor(3.0 * DONE - 1e-9)  # the trainer goes back twice
+ATTEMPT = 3.0 * DONE - BACK  # how far each is, from weights before the fault on
+
+
+def test_what_collapses_until_the_trainer_goes_back_is_found_in_what_it_gave_up() -> None:
+    """Going back takes the collapse out of the last rows, not out of the run."""
+    rows = {
+        "noop_frac": noisy(0.2 + 0.7 * ATTEMPT * (BACK < 2), 0.01),
+        "entropy_frac": noisy(0.99 - 0.2 * ATTEMPT, 0.003),
+    }
+    given_up = with_(scored(BEHIND), times_back=BACK, **rows)
+    first = diagnose(make(given_up)).findings[0]
+    assert (first.name, first.severity) == ("noop-collapse", "bad")
+    assert "until update 40, when the trainer went back to earlier weights" in first.evidence
+    assert "noop-collapse" not in found(make(with_(scored(BEHIND), **rows)))  # it comes and goes by itself
+    gradual = with_(given_up, noop_frac=noisy(0.2 + 0.2 * ATTEMPT, 0.01))
+    assert "noop-collapse" not in found(make(gradual))
+
+
+@pytest.mark.parametrize(("score", "expected"), [(BEHIND, "bad"), (BEHIND + 0.35 * (DONE > 0.75), "warning")])
+def test_entropy_that_collapses_until_the_trainer_goes_back(score: Array, expected: str) -> None:
+    entropy = np.where(BACK < 2, np.clip(1.0 - 1.4 * ATTEMPT, 0.001, 1.0), 1.0 - 0.5 * ATTEMPT)
+    returns = {"mean_ep_return": noisy(-5.0, 0.3), "reward_mean": noisy(0.0, 0.1)}
+    columns = with_(scored(score), entropy_frac=entropy, times_back=BACK, **returns)
+    first = diagnose(make(columns)).findings[0]
+    assert (first.name, first.severity) == ("entropy-collapse", expected)
+    uniform = with_(columns, entropy_frac=np.where(BACK < 2, entropy, 1.0))
+    first = diagnose(make(uniform)).findings[0]
+    assert first.name == "entropy-collapse"
+    assert "stuck-at-uniform" in [one.name for one in first.symptoms]
+    good = with_(scored(np.full(ROWS, 0.05)), entropy_frac=entropy, times_back=BACK)
+    assert "entropy-collapse" not in found(make(good))  # sure of itself, and right
+
+
+def test_a_reward_that_pays_random_actions_most_has_the_wrong_sign() -> None:
+    """Even where going back to better weights hides what it leads to."""
+    paid = headroom(share=0.0, per_second=0.0, above_random=-0.04)  # with an error of 0.006
+    columns = with_(scored(BEHIND), mean_ep_return=noisy(-5.0, 0.3), entropy_frac=noisy(0.99, 0.003))
+    (first,) = (one for one in diagnose(make(columns, headroom=paid)).findings if one.severity != "note")
+    assert (first.name, first.severity) == ("wrong-sign", "bad")
+    assert {"baseline-at-the-ceiling", "stuck-at-uniform"} <= {one.name for one in first.symptoms}
+    by_chance = headroom(share=0.0, per_second=0.0, above_random=-0.01)
+    assert "wrong-sign" not in found(make(columns, headroom=by_chance))
+    assert "wrong-sign" not in found(make(healthy(), headroom=paid))  # it learned all the same
+
+
+def test_a_horizon_too_short_explains_a_policy_at_uniform_and_a_blind_critic() -> None:
+    columns = with_(
+        scored(BEHIND),
+        entropy_frac=noisy(0.99, 0.003),
+        mean_ep_return=noisy(-5.0, 0.3),
+        explained_variance=noisy(0.0, 0.05),
+        v_loss=noisy(0.5, 0.05),
+    )
+    (story,) = (one for one in diagnose(make(columns, config=discount(0.5))).findings)
+    assert story.name == "short-sighted"
+    assert {"stuck-at-uniform", "critic-bottleneck"} <= {one.name for one in story.symptoms}
+
+
+@pytest.mark.parametrize(("bonus", "expected"), [(1.0, "stuck-at-uniform"), (0.01, "flat-learning")])
+def test_what_an_entropy_bonus_holds_at_uniform_does_not_lack_a_larger_step(
+    bonus: float, expected: str
+) -> None:
+    columns = with_(
+        scored(BEHIND), approx_kl_mean=6e-5, entropy_frac=noisy(0.998, 5e-4), ent_coef=bonus, v_loss=0.02
+    )
+    assert diagnose(make(columns)).findings[0].name == expected
+
+
+def test_a_ratio_off_1_after_huge_updates_is_rounding() -> None:
+    log = make(
+        with_(healthy(), approx_kl_mean=noisy(30.0, 2.0)),
+        stopped=stopped("RatioError", "the ratio is off 1 by 0.0013"),
+    )
+    names = [(one.name, one.severity) for one in diagnose(log).findings]
+    assert names[:2] == [("overshoot", "warning"), ("other-policy", "note")]
+
+
+def test_behind_at_every_evaluation_is_behind_however_noisy() -> None:
+    """From -1 to -60 and back: no two evaluations alike, and none as good as the baseline."""
+    score = -np.exp(RNG.uniform(0.0, 4.0, ROWS))
+    assert found(make(scored(score), config=discount(0.5)))["short-sighted"] == "bad"
+    once_ahead = np.where(np.arange(ROWS) == ROWS - 11, 0.01, score)
+    assert found(make(scored(once_ahead, noise=0.0), config=discount(0.5)))["short-sighted"] == "warning"
+
+
+def test_a_mean_of_episodes_that_is_repeated_until_others_end_counts_once() -> None:
+    """Four means of many episodes each, in 120 rows: no rise that could be judged, by single steps neither,
+    which earn less and less until all episodes end at once."""
+    held = np.repeat([-7.5, -7.1, -7.0, -6.8], ROWS // 4)
+    columns = with_(
+        scored(np.where(DONE < 0.1, -0.2, BEHIND)), mean_ep_return=held, reward_mean=-((DONE * 4) % 1.0)
+    )
+    assert training_return(make(columns)).y.tolist() == [-7.5, -7.1, -7.0, -6.8]
+    assert "training-evaluation-gap" not in found(make(columns))
+    often = with_(healthy(), mean_ep_return=np.repeat(np.arange(12.0), ROWS // 12))
+    assert training_return(make(often)).y.tolist() == np.arange(12.0).tolist()
+    assert len(training_return(foreign(often))) == ROWS  # who knows what others write
+
+
+def test_a_critic_that_nothing_teaches_is_one_however_well_it_does_by_chance() -> None:
+    config = {**CONFIG, "ppo": {**CONFIG["ppo"], "value_coef": 0.0}}  # type: ignore[dict-item]
+    columns = with_(scored(BEHIND), mean_ep_return=noisy(-5.0, 0.3))
+    assert found(make(columns, config=config))["critic-bottleneck"] == "bad"
+    assert "critic-bottleneck" not in found(make(columns))
+
+
 def test_what_began_when() -> None:
     log, _ = SHOWS["mask-bug"]
     (finding,) = [one for one in diagnose(log).findings if one.name == "mask-bug"]
@@ -413,7 +528,7 @@ def test_early_in_a_run_slow_things_are_not_judged() -> None:
     early = {name: values[:20] for name, values in log.columns.items()}
     diagnosis = diagnose(make(early))
     assert "stuck-at-uniform" not in {one.name for one in diagnosis.findings}
-    assert {"stuck-at-uniform": "too early: 16% of the run"}.items() <= {
+    assert {"stuck-at-uniform": "too early: 16 % of the run"}.items() <= {
         one.name: one.why for one in diagnosis.not_judged
     }.items()
 

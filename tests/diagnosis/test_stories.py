@@ -83,6 +83,19 @@ def test_a_story_is_as_bad_as_the_worst_in_it() -> None:
     assert "best-early" not in [one.name for one in diagnose(make(columns)).findings]
 
 
+def test_a_step_too_large_explains_what_it_collapses_to() -> None:
+    columns = with_(
+        scored(BEHIND),
+        early_stop=1.0,
+        num_steps=1.0,
+        approx_kl_mean=noisy(0.04, 0.005),
+        entropy_frac=np.clip(1.0 - 3.0 * DONE, 0.003, 1.0),
+    )
+    story = diagnose(make(columns)).findings[0]
+    assert story.name == "kl-brake-always-on"
+    assert "entropy-collapse" in [one.name for one in story.symptoms]
+
+
 def test_symptoms_have_no_causes_in_a_circle() -> None:
     names = {rule.name for rule in RULES}
     assert set(FOLLOWS) <= names

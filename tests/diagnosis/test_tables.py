@@ -30,6 +30,16 @@ def test_any_delimiter(tmp_path: Path, mark: str) -> None:
     assert table(tmp_path, f"update{mark}kl\n1{mark}0.5\n2{mark}0.25\n")["kl"] == [0.5, 0.25]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_what_a_spreadsheet_makes_of_it(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "progress.csv"
+    text = "update;entropy;approx_kl\r\n" + "".join(f"{n},0;0,{n}5;1,5e-03\r\n" for n in range(1, 6))
+    path.write_bytes(text.encode(encoding))
+    table = read_table(path)
+    assert table.columns["entropy"].tolist() == [0.15, 0.25, 0.35, 0.45, 0.55]
+    assert table.columns["approx_kl"].tolist() == 5 * [0.0015]
+
+
 def test_comments_blank_lines_a_title_and_a_byte_order_mark_come_before_the_header(tmp_path: Path) -> None:
     text = "\ufeff# made by a script\n\nresults of run 3\nupdate,kl\n1,0.5\n\n2,0.25\n"
     assert table(tmp_path, text) == {"update": [1.0, 2.0], "kl": [0.5, 0.25]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from pointsman.jobs.rollout import decide_all
 from pointsman.jobs.state import GOING_ON
 from pointsman.jobs.workload import draw_jobs
 from pointsman.spec import parse_spec
+from pointsman.training.config import load_train_config
 from pointsman.training.losses import policy_logp
 from pointsman.training.networks import TensorObservation, build_network, from_checkpoint, to_checkpoint
 
@@ -40,7 +42,7 @@ def untrained(
 ) -> Checkpoint:
     """With weights large enough to prefer something, and to start a job where it can."""
     spec = make_spec(features=features)
-    hint = {"hint": "missing", "hint_strength": 5.0} if features == "full" else {}
+    hint = {"hint": "missing", "hint_strength": 20.0} if features == "full" else {}
     network_spec = NetworkSpec.model_validate({"kind": kind, "width": 8, **hint})
     space = job_space(spec.num_gpus, spec.window, features == "full", has_deadlines)
     network = build_network(network_spec, space, seed)
@@ -208,3 +210,30 @@ def test_doing_nothing_does_not_dominate_at_the_start(hint: str | None) -> None:
     if hint:
         assert (share[is_open].argmax(1) > 0).all()
         assert share[is_open, 0].mean() < 0.01
+
+
+def test_a_training_begins_as_the_best_heuristic_and_keeps_it_unless_it_finds_better() -> None:
+    """The preset's network decides as wide-and-short does before it has learned anything."""
+    config = load_train_config("jobs")
+    spec = parse_spec(JobsSpec, {name: value for name, value in config.env.items() if name != "kind"}, "env")
+    select = JobsSelection(spec)
+    heuristic = select.judge.play("wide-and-short", select.seeds)["return"].mean()
+    for seed in range(3):
+        network = build_network(config.network, JobsEnv(spec, 1).space, seed)
+        env = JobsEnv(spec, 32)
+        network.observe(TensorObservation.from_numpy(env.reset(seed)))
+        begins = select(to_checkpoint(network, {}))
+        assert begins["eval_score"] == pytest.approx(heuristic, abs=0.03)
+        assert begins["eval_noop_frac"] == 0
+
+
+@pytest.mark.parametrize("has_deadlines", [False, True])
+def test_a_policy_from_before_there_was_a_rule_to_see_still_serves(has_deadlines: bool) -> None:
+    spec = make_spec(workload=DEADLINES) if has_deadlines else make_spec()
+    now = job_space(spec.num_gpus, spec.window, True, has_deadlines)
+    before = replace(now, entity_features=now.entity_features[:-1])
+    old = to_checkpoint(build_network(NetworkSpec(width=8, hint="missing", hint_strength=5.0), before, 0), {})
+    widened = old.widened(now)
+    judge = JobsJudge(spec)
+    played = [judge.play(policy, range(9))["return"] for policy in (old, widened)]
+    assert np.array_equal(*played)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointsman.envs.routing import RoutingSpec
-from pointsman.evaluation.routing import SHOWN, RoutingSelection
+from pointsman.envs.routing import HoldRule, RoutingEvaluationSpec, RoutingSpec
+from pointsman.evaluation.routing import SHOWN, RoutingSelection, settle
 from pointsman.experiments import own
 from pointsman.inference.checkpoint import load_checkpoint
+from pointsman.routing.ordering import SMALL_FIRST
 from pointsman.routing.policy import PolicySpec
 from pointsman.routing.sources import DEFAULT_CHECKPOINT
 from pointsman.spec import parse_spec
@@ -21,7 +22,7 @@ def selection(**evaluation: object) -> RoutingSelection:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """400 requests of each scenario."""
+    """400 requests of each scenario; an order needs some more to show."""
     whole = own.kept_configs
     monkeypatch.setattr(
         own,
@@ -63,3 +64,21 @@ def test_the_worst_block_may_choose() -> None:
     lost = usual["eval_mean_return"] - usual["eval_min_block_return"]
     assert lost > 0
     assert careful["eval_score"] == pytest.approx(usual["eval_score"] - lost)
+
+
+def test_the_order_that_is_left_open_is_what_serves_the_traffic_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code completion queues, and its prompts differ; a chat at half the load holds nobody."""
+    monkeypatch.undo()
+
+    def settled_on(scenario: str, small_first: float | None = None) -> float | None:
+        spec = RoutingSpec(
+            scenarios=(scenario,),
+            hold=HoldRule(small_first=small_first),
+            evaluation=RoutingEvaluationSpec(seeds=2),
+        )
+        return settle(spec).hold.small_first
+
+    found = settled_on("steady-code")
+    assert found is not None and found > SMALL_FIRST
+    assert settled_on("light-chat") == SMALL_FIRST
+    assert settled_on("steady-code", small_first=0.0) == 0.0

@@ -20,6 +20,8 @@ from .factories import wait_until
 class Start:
     """A starting policy that always sends to the first server."""
 
+    small_first = 0.0
+
     def __init__(self) -> None:
         self.num_asked = 0
         self.legal = np.array([False, True, True])

@@ -182,7 +182,7 @@ def test_a_bad_policy_is_taken_back(spec: LiveSpec) -> None:
         with session(spec):
             cluster, env = current(), make_env(spec, 1)
             observation = env.reset(0)
-            with pytest.raises(SafetyError, match="limit 30%: that one has taken over"):
+            with pytest.raises(SafetyError, match="limit 30 %: that one has taken over"):
                 for _ in range(1000):
                     is_legal = observation.action_mask[0]
                     observation = env.step(np.array([2 if is_legal[2] else is_legal.argmax()])).observation

@@ -10,6 +10,7 @@ from pointsman.report.page import paragraphs, unbroken
 @pytest.mark.parametrize(
     ("text", "whole"),
     [
+        ("width explains 0 %; TTFT −34 % [−38, −30] and 12 %.", ["0 %", "−34 % [−38, −30]", "12 %"]),
         ("pointsman sweep --search run.seed=0,1 --out-dir x", ["--search", "--out-dir"]),
         ("jobs beats sjf: +0.286 [0.272, 0.298] in return", ["+0.286 [0.272, 0.298]"]),
         ("Trained for 196 updates, 200,704 decisions, 24 s.", ["24 s"]),

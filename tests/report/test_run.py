@@ -101,6 +101,17 @@ def test_reward_terms_are_stacked_away_from_zero(run: Path) -> None:
     assert total.y[-1] == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize(
+    ("kind", "named_as"), [("routing", "replica 0"), ("jobs", "job 1"), ("own", "action 1")]
+)
+def test_replicas_of_actions_count_from_0_as_everywhere(tmp_path: Path, kind: str, named_as: str) -> None:
+    rows = [row | {"action_frac/0": 0.1, "action_frac/1": 0.6, "action_frac/2": 0.3} for row in make_rows()]
+    folder = make_run(tmp_path / "run", rows, config=f"{{env: {{kind: {kind}}}, ppo: {{}}, run: {{}}}}")
+    figure = named(exploration_figures(read_run(folder)), "Actions, by entity")
+    names = [mark.name for mark in figure.marks if isinstance(mark, Band)]
+    assert names[:2] == ["none", named_as]
+
+
 def test_long_runs_are_thinned_to_means(tmp_path: Path) -> None:
     rows = make_rows(5 * MAX_POINTS)
     figure = named(exploration_figures(read_run(make_run(tmp_path, rows))), "Temperature")

@@ -13,6 +13,7 @@ from pointsman.report.figure import (
     Band,
     Bar,
     Cell,
+    Dots,
     Figure,
     Flags,
     Ladder,
@@ -98,6 +99,25 @@ def test_lines_are_where_their_values_are() -> None:
     points = [tuple(map(float, pair.split())) for pair in line.get("d", "")[1:].split("L")]
     width, height = float(plot.get("width", "0")), float(plot.get("height", "0"))
     assert points == [pytest.approx((0.0, height), abs=0.06), pytest.approx((width, 0.0), abs=0.06)], "no NaN"
+
+
+def test_marks_on_the_edges_are_drawn_whole_and_those_beyond_not_at_all() -> None:
+    marks = [
+        Line("line", [0, 5, 10], [0, 5, 12], "#00f", has_dots=True),
+        Dots("dots", [0, 10, 11], [0, 10, 5], ["first", "last", "beyond"], "#00f"),
+        Flags("alerts", [0.0, 12.0], ["update 0", "update 12"], "#f00"),
+    ]
+    root = ElementTree.fromstring(standalone(Figure("Edges", X, Y, marks)))
+    plot, points = (one for one in root.iter(f"{SVG}svg") if one.get("class") in ("plot", "points"))
+    assert not list(plot.iter(f"{SVG}circle")), "the plot is cut off at its edges"
+    assert points.get("overflow") == "visible"
+    assert [points.get(name) for name in ("x", "y", "width", "height")] == [
+        plot.get(name) for name in ("x", "y", "width", "height")
+    ]
+    groups = [(one.get("data-series"), len(list(one.iter(f"{SVG}circle")))) for one in points]
+    assert groups == [("line", 2), ("dots", 2), ("alerts", 0)]
+    titles = [one.text for one in points.iter(f"{SVG}title")]
+    assert titles == ["first", "last", "update 0"]
 
 
 def test_cells_touch() -> None:

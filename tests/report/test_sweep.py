@@ -35,7 +35,7 @@ def report(folder: Path, base: float = 0.2, gain: float = 0.1) -> SweepReport:
     for number, values in enumerate(draw_values(KEYS, 12, seed=0), start=1):
         off = abs(np.log10(values["ppo.learning_rate"]) + 3.0)  # the best is 1e-3
         trials.append(Trial(number, values, FINISHED_TRIAL, 0.9, evaluated(base + gain - 0.2 * off)))
-    trials[5].status, trials[5].why = STOPPED, "below the median of 3 others at 25%"
+    trials[5].status, trials[5].why = STOPPED, "below the median of 3 others at 25 %"
     return SweepReport(trials, KEYS, folder, "pointsman sweep", "env: routing\n")
 
 
@@ -50,6 +50,7 @@ def test_trials_stand_best_first(tmp_path: Path) -> None:
     ]
     assert ["unchanged", "unchanged"] in [row[1:3] for row in rows]
     assert sum("below the median" in row[-1] for row in rows) == 1
+    assert {row[-2] for row in rows} == {"100 %", "90 %"}, "percents as on the rest of the page"
 
 
 def test_what_decided_is_named_first(tmp_path: Path) -> None:

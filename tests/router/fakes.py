@@ -101,6 +101,8 @@ class FakeBooks:
 class FakeDecider:
     """Round robin over the slots there are, unless `rule` says something else."""
 
+    small_first = 0.0
+
     def __init__(self, books: FakeBooks, rule: Callable[[Collection[int]], Any] | None = None) -> None:
         self._books = books
         self._turn = -1

@@ -57,7 +57,7 @@ def simulate(spec: PolicySpec, workload: Workload, overtake_s: float) -> Simulat
     )
     run = Run(cluster, workload, None, num_logged_batches=200_000)
     tables = PolicyTables([spec], 4)
-    for name in ("may_hold", "hold_s", "kv_limit", "prefill_limit", "stream_limit"):
+    for name in ("may_hold", "hold_s", "kv_limit", "prefill_limit", "stream_limit", "small_first"):
         run.policies.rows[name] = tables.rows[name]
     memories = Records(1, MEMORY)
     fill_memory(memories[0], memories, 4, first_state(SEED, 0xDEC1DE))
@@ -137,16 +137,17 @@ def test_the_simulator_and_the_public_api_decide_alike(kind: str) -> None:
     assert len({action for action, _ in both} - {0}) > 1
 
 
+@pytest.mark.parametrize("overtake_s", [0.0, 20.0])
 @pytest.mark.parametrize("kind", ["hold-until-room", "late-binding", "gathering", "default"])
-def test_both_take_small_requests_first(kind: str) -> None:
+def test_both_take_small_requests_first(kind: str, overtake_s: float) -> None:
     rng = np.random.default_rng(SEED)
     prompts = (2.0 ** rng.uniform(6.0, 13.0, 200)).astype(int)
     workload = make_workload(np.cumsum(rng.exponential(0.02, 200)), prompts, rng.integers(1, 80, 200))
-    spec = spec_of(kind)
+    spec = spec_of(kind).model_copy(update={"small_first": 0.0 if overtake_s else 0.4})
     if kind != "default":
-        spec = spec.model_copy(update={"stream_limit": 8})
-    simulated = simulate(spec, workload, 20.0)
-    both = replay_by_core(simulated, spec, 20.0)
+        spec = spec.model_copy(update={"stream_limit": 6})
+    simulated = simulate(spec, workload, overtake_s)
+    both = replay_by_core(simulated, spec, overtake_s)
     assert [simulated for simulated, _ in both] == [decided for _, decided in both]
     sent = [request for _, request, action, *_ in simulated.decisions if action > 0]
     assert sum(np.diff(sent) < 0) > 20  # not in order of arrival

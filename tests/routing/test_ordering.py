@@ -31,7 +31,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     return make_workload(np.cumsum(pauses), prompts, rng.integers(1, 40, count))
 
 
-def make_ordered(overtake_s: float, max_hold_s: float = 1e6, **cluster: Any) -> Any:
+def make_ordered(overtake_s: float = 0.0, max_hold_s: float = 1e6, **cluster: Any) -> Any:
     """Two replicas that take a while for each request."""
     return make_cluster(
         replicas=2,
@@ -43,6 +43,10 @@ def make_ordered(overtake_s: float, max_hold_s: float = 1e6, **cluster: Any) -> 
 
 
 ONE_AT_A_TIME = make_policy("hold-until-room", stream_limit=1)
+
+
+def small_first(share: float) -> PolicySpec:
+    return make_policy("hold-until-room", stream_limit=1, small_first=share)
 
 
 def waits_s(run: Run) -> np.ndarray:
@@ -60,6 +64,53 @@ def test_overtaking_and_waiting_are_bounded(workload: Workload, overtake_s: floa
     for i, j in itertools.combinations(range(len(workload)), 2):
         if sent_at[j] < sent_at[i]:
             assert arrived_at[j] - arrived_at[i] < overtake_s
+
+
+@settings(max_examples=settings.default.max_examples // 3)
+@given(workload=workloads(), share=st.sampled_from((0.2, 1 / 3, 1.0)), max_hold_s=LIMITS)
+def test_who_has_waited_for_long_yields_to_few(workload: Workload, share: float, max_hold_s: float) -> None:
+    """Nobody is overtaken by one that has waited for less than 2^-(share × 9) of its own wait."""
+    run = Run(make_ordered(max_hold_s=max_hold_s), workload, small_first(share)).to_end()
+    assert run.sim.num_completed == len(workload)
+    assert waits_s(run).max() <= max_hold_s + TIMER_S + 1e-9
+    arrived_at, sent_at = run.requests["arrived_at"], run.requests["dispatched_at"]
+    for i, j in itertools.combinations(range(len(workload)), 2):
+        if sent_at[j] < sent_at[i]:
+            waited_s = sent_at[j] - arrived_at[[i, j]]
+            assert waited_s[1] >= waited_s[0] * 2.0 ** (-share * (NUM_SIZES - 1)) * (1 - 1e-9) - 1e-9
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [small_first(1 / 3), make_policy("late-binding", stream_limit=2, small_first=1.0)],
+)
+def test_sizes_slow_down_ageing(policy: PolicySpec) -> None:
+    """The twin looks at all that wait, and divides their waits by a power of their sizes."""
+    rng = np.random.default_rng(4)
+    prompts = (2.0 ** rng.uniform(4.0, 18.0, 150)).astype(int)
+    workload = make_workload(np.cumsum(rng.exponential(0.05, 150)), prompts, rng.integers(1, 60, 150))
+    cluster = make_ordered(max_hold_s=25.0)
+    run = AdvisedRun(cluster, workload, policy)
+    slower: dict[int, float] = {}
+    num_overtaken = num_overdue = 0
+    for request in run.decisions():
+        now, rows = float(run.sim.now), run.requests
+        waiting = np.flatnonzero((rows["arrived_at"] <= now) & (rows["dispatched_at"] < 0)).tolist()
+        for i in waiting:
+            if i not in slower:
+                prompt = int(rows["num_prefill"][i])
+                tokens = prompt + run.clusters.arrays("output_estimate")[0][prompt.bit_length() - 1]
+                doublings = np.clip(np.floor(np.log2(tokens)) - 8, 0, 9)
+                slower[i] = 1.0 if doublings == 0 else 2.0 ** (policy.small_first * doublings)
+        overdue = [i for i in waiting if now - rows["arrived_at"][i] >= 25.0]
+        waits = {i: (now - rows["arrived_at"][i]) / (1.0 if i in overdue else slower[i]) for i in waiting}
+        longest = max(waits[i] for i in overdue or waiting)
+        assert waits[request] == pytest.approx(longest, rel=1e-9)
+        num_overdue += bool(overdue)
+        num_overtaken += request != waiting[0]
+        run.action = run.advice()
+    assert num_overtaken > 50 and num_overdue > 0
+    assert_same_outcome(Run(cluster, workload, policy).to_end(), run)
 
 
 @pytest.mark.parametrize("policy", [ONE_AT_A_TIME, make_policy("late-binding", stream_limit=2)])
@@ -98,6 +149,9 @@ def test_small_ones_first_shortens_the_wait() -> None:
         Run(make_ordered(overtake_s), workload, ONE_AT_A_TIME).to_end() for overtake_s in (0.0, 60.0)
     )
     assert waits_s(by_size).mean() < 0.7 * waits_s(by_arrival).mean()
+    by_age = Run(make_ordered(), workload, small_first(1 / 3)).to_end()
+    assert waits_s(by_age).mean() < 0.9 * waits_s(by_arrival).mean()
+    assert waits_s(by_age).max() < waits_s(by_size).max()
 
 
 def test_a_request_that_lost_its_replica_gives_way_to_nobody() -> None:
@@ -147,3 +201,6 @@ def test_a_gateway_asks_whose_turn_it_is() -> None:
     )
     by_arrival = Core("hold-until-room", ["a"], now=0.0)
     assert by_arrival.next_of([large, small], now=21.0) is large
+    by_arrival.switch(PolicySpec(kind="hold-until-room", small_first=1 / 3))  # a fourth of its wait counts
+    assert by_arrival.next_of([large, small], now=26.0) is large
+    assert by_arrival.next_of([large, small], now=27.0) is small

@@ -219,7 +219,7 @@ class AdvisedRun(Run):
         super().__init__(cluster, workload, None, seed)
         num_replicas = len(self.replicas)
         self._advisers = PolicyTables([policy], num_replicas)
-        for name in ("may_hold", "hold_s", "kv_limit", "prefill_limit", "stream_limit"):
+        for name in ("may_hold", "hold_s", "kv_limit", "prefill_limit", "stream_limit", "small_first"):
             self.policies.rows[name] = self._advisers.rows[name]
         self._memories = Records(1, MEMORY)
         fill_memory(self._memories[0], self._memories, num_replicas, int(self.sim.memory.rng))

@@ -90,7 +90,7 @@ def test_the_worse_half_stops_early(tmp_path: Path) -> None:
         STOPPED,
         FINISHED_TRIAL,
     ]
-    assert trials[3].why == "below the median of 3 others at 25%"
+    assert trials[3].why == "below the median of 3 others at 25 %"
     assert [one.fraction_done for one in trials if one.status == STOPPED] == [0.25, 0.25]
     assert show.share == pytest.approx(7.0)
     assert max(trials, key=lambda one: one.best.score if one.best else -1.0).number == 4

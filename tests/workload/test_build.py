@@ -84,6 +84,12 @@ def test_overload_needs_an_end(arrivals: dict[str, Any]) -> None:
             assert len(build_workload(synthetic(arrivals, **bound), 0, lambda: 10.0)) > 0
 
 
+def test_a_load_in_percent_is_recognised() -> None:
+    meant = synthetic({"kind": "poisson", "load": 85}, requests=50)
+    with pytest.warns(PointsmanWarning, match=r"load = 85: above capacity.* \(85 % would be 0.85\)"):
+        build_workload(meant, 0, lambda: 10.0)
+
+
 def test_a_load_beyond_one_is_none_where_prompts_are_cached() -> None:
     """Capacity is what there is with nothing cached; a warning would be wrong."""
     shared = {"prefixes": {"systems": {"count": 1, "tokens": 100}}, "requests": 50}

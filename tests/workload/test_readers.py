@@ -207,16 +207,30 @@ def test_times_start_at_0_unless_they_shall_not(tmp_path: Path) -> None:
     "text",
     [
         f"{VIDUR_HEADER}\r\n0.5,3,4\r\n",
+        f"{VIDUR_HEADER}\r\n0.5,3,4\r\n".encode("utf-16"),
+        f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", "|"),
+        f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", ";").replace(".", ","),
         f"\ufeff{VIDUR_HEADER}\n0.5,3,4",
         f"{VIDUR_HEADER}\n\n0.5, 3 ,4.0\n\n",
         f'{VIDUR_HEADER}\n"0.5","3","4"\n',
         f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", ";"),
         f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", "\t"),
     ],
-    ids=["crlf", "byte order mark", "blank lines and spaces", "quotes", "semicolons", "tabs"],
+    ids=[
+        *("crlf", "UTF-16", "bars", "decimal commas", "byte order mark", "blank lines and spaces"),
+        *("quotes", "semicolons", "tabs"),
+    ],
 )
-def test_ways_to_write_the_same_csv(tmp_path: Path, text: str) -> None:
+def test_ways_to_write_the_same_csv(tmp_path: Path, text: str | bytes) -> None:
     assert as_rows(read(write(tmp_path, text), start_at_zero=False)) == [(0.5, 3, 4)]
+
+
+def test_a_list_within_an_object_and_a_request_that_has_a_list(tmp_path: Path) -> None:
+    request = {"arrived_at": 0.5, "num_prefill_tokens": 3, "num_decode_tokens": 4}
+    whole = json.dumps({"model": "m", "requests": [request, request]}, indent=1)
+    assert as_rows(read(write(tmp_path, whole), start_at_zero=False)) == 2 * [(0.5, 3, 4)]
+    alone = json.dumps(request | {"messages": [{"role": "user"}, {"role": "assistant"}]})
+    assert as_rows(read(write(tmp_path, alone), start_at_zero=False)) == [(0.5, 3, 4)]
 
 
 def test_lengths_alone(tmp_path: Path) -> None:
@@ -315,8 +329,13 @@ def test_bad_calendar_time(tmp_path: Path) -> None:
         (f'{VIDUR_HEADER}\n0,"1,1\n', "cannot be parsed as CSV"),
         (gzip.compress(csv_bytes([(0.5, 1, 1)] * 50), mtime=0)[:-20], "truncated gzip"),
         (b"\x1f\x8bnot gzip at all", "truncated gzip"),
-        (bytes(range(256)) * 8, "neither UTF-8 text nor Parquet"),
-        (b"\xff\xfe\xfa,\n" * 10, "neither UTF-8 text nor Parquet"),
+        (bytes(range(256)) * 8, "neither text nor Parquet"),
+        (f"{VIDUR_HEADER},user\n0,1,1,Jürgen".encode("latin-1"), "not in UTF-8; save it as UTF-8"),
+        (f"{VIDUR_HEADER}\n0,1,1".encode("utf-16")[:-1], "damaged text in UTF-16; save it as UTF-8"),
+        (
+            f"{VIDUR_HEADER}\n0,1,1,1\n".replace(",", ";"),
+            "line 2 = '0;1;1;1': 4 fields, but the header has 3",
+        ),
         (parquet_bytes([(0.5, 1, 1)])[:-30], "damaged or truncated Parquet"),
         (b"PAR1", "damaged or truncated Parquet"),
         ('{"arrived_at": 0}\n{"arrived_at": \n', "not a JSON object"),
@@ -332,6 +351,30 @@ def test_bad_file(tmp_path: Path, content: str | bytes, problem: str) -> None:
     assert problem in message
     assert str(path)[:60] in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("row", "remedy"),
+    [
+        ('0,"1,497",3', "write it without a separator of thousands"),
+        ("11/18/2026 10:00:00,1,1", "correct or remove the row, or write all times as numbers, or as 2023-"),
+        ("0,-3,1", "correct or remove the row"),
+    ],
+)
+def test_remedies_fit_what_is_wrong(tmp_path: Path, row: str, remedy: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(vidur_file(tmp_path, row))
+    assert caught.value.remedy.startswith(remedy)
+    assert "max_tokens" not in caught.value.remedy, "which lifts 0, and nothing else"
+
+
+def test_a_gap_as_long_as_the_rest_warns(tmp_path: Path) -> None:
+    rows = [f"{at},1,1" for at in range(40)]
+    read(vidur_file(tmp_path, *rows))
+    with pytest.warns(
+        PointsmanWarning, match=r"nothing arrives in 97.5 % of its time, after request 39 of 40"
+    ):
+        read(vidur_file(tmp_path, *rows[:-1], "1500,1,1"))
 
 
 def test_bad_json_line_has_its_number(tmp_path: Path) -> None:

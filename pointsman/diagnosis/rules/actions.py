@@ -13,11 +13,13 @@ from pointsman.diagnosis.measures import (
     ScoreCourse,
     by_chance,
     first_x,
+    given_up,
     noise,
     progress,
     rise,
     running_median,
     since,
+    stands_still,
     training_return,
 )
 from pointsman.diagnosis.names import FROM_START
@@ -35,6 +37,7 @@ from pointsman.diagnosis.rule import (
     Severity,
     Unclear,
 )
+from pointsman.plain import in_percent
 
 NOOP_RISE = 0.1  # of all decisions
 NOOP_MUCH = 0.5
@@ -48,6 +51,21 @@ UNIFORM = 0.95  # of the entropy of uniform actions
 MANY_RETURNS = 30  # fewer say little about a rise
 LARGE_RISE = 0.1  # of the return
 FAR_COLLAPSED = 0.02
+NO_ENTROPY = 1e-6  # at the first update: no network begins so sure of itself
+
+
+def no_choice(log: RunLog) -> Looked:
+    """Nothing to decide: from the first update on there is no entropy, and no update changes anything."""
+    entropy = log.series("entropy_frac")
+    if log.names.get("entropy_frac") == FROM_START:
+        return Unclear("the number of actions is not known")
+    at_first, usual = float(entropy.y[0]), float(np.median(entropy.y))
+    if max(at_first, usual) > NO_ENTROPY or not stands_still(log):
+        return None
+    text = "entropy is 0 from the first update on, and no update changes the policy"
+    noops = log.series("noop_frac")
+    text += f"; {in_percent(float(np.median(noops.y)))} of the decisions are no-ops" if len(noops) else ""
+    return Evidence("bad", text, {"entropy_frac": usual}, "entropy_frac")
 
 
 def noop_collapse(log: RunLog) -> Looked:
@@ -57,7 +75,9 @@ def noop_collapse(log: RunLog) -> Looked:
     first, now = float(series.head(0.2).mean()), float(series.tail(0.2).mean())
     has_risen = now - first > NOOP_RISE and rise(series) > 3 and now > NOOP_MUCH
     if not has_risen and now < NOOP_ALWAYS:
-        return Margin(f"no-op share ({log.label(name)})", now, NOOP_ALWAYS)
+        return _noop_collapse_before(log, names, score) or Margin(
+            f"no-op share ({log.label(name)})", now, NOOP_ALWAYS
+        )
     text = f"{log.label(name)} is {now:.2f} ({first:.2f} at first)"
     severity: Severity = "warning"
     if score is not None:
@@ -70,6 +90,29 @@ def noop_collapse(log: RunLog) -> Looked:
             severity = "note"
     began = since(series, series.y > (first + now) / 2)
     return Evidence(severity, text, {name: now, "at_first": first}, name, began)
+
+
+def _noop_collapse_before(log: RunLog, names: list[str], score: ScoreCourse | None) -> Evidence | None:
+    """The same in a part of the run that the trainer gave up: it fell, and went back to weights before it."""
+    for after, until in given_up(log):
+        for name in names:
+            whole = log.series(name)
+            is_in = (whole.x > after) & (whole.x <= until)
+            part = Series(whole.x[is_in], whole.y[is_in])
+            if len(part) < 4:
+                continue
+            first, last = float(part.y[:2].mean()), float(part.tail(0.2).mean())
+            if last < NOOP_MUCH or last - first < max(NOOP_RISE, SIGNIFICANT * noise(part.y)):
+                continue
+            text = (
+                f"{log.label(name)} went from {first:.2f} to {last:.2f} until {log.x_name} {until:g}, when "
+            )
+            text += "the trainer went back to earlier weights"
+            text += f"; {score.trouble}" if score is not None and score.trouble else ""
+            severity: Severity = "bad" if score is None or score.trouble else "warning"
+            began = first_x(part, part.y > (first + last) / 2)
+            return Evidence(severity, text, {name: last, "at_first": first}, name, began)
+    return None
 
 
 def _change(series: Series) -> float:
@@ -154,8 +197,8 @@ def one_action(log: RunLog) -> Looked:
     if now < ONE_ACTION or now - at_first < ONE_ACTION_RISE:
         return Margin(f"share of the most chosen entity ({what})", now, ONE_ACTION)
     trouble = score.trouble if score else ""
-    text = f"one entity gets {now:.0%} of the {what} actions in the worst fifth of the updates "
-    text += f"({at_first:.0%} at first)" + (f"; {trouble}" if trouble else "")
+    text = f"one entity gets {in_percent(now)} of the {what} actions in the worst fifth of the updates "
+    text += f"({in_percent(at_first)} at first)" + (f"; {trouble}" if trouble else "")
     severity: Severity = "bad" if trouble else "warning"
     return Evidence(severity, text, {name: now}, name, first_x(series, series.y > ONE_ACTION * (1.0 - noop)))
 
@@ -169,8 +212,8 @@ def _one_named_action(log: RunLog) -> Looked:
     first, overall, now = (float(part.mean()) for part in (series.head(0.2), series.y, series.tail(0.2)))
     if now < ONE_ACTION:
         return Margin(f"share of the most chosen, {name}", now, ONE_ACTION)
-    text = f"{overall:.0%} of the decisions are for {name}, one of {len(shares)}: "
-    text += f"{first:.0%} at first, {now:.0%} at last"
+    text = f"{in_percent(overall)} of the decisions are for {name}, one of {len(shares)}: "
+    text += f"{in_percent(first)} at first, {in_percent(now)} at last"
     has_risen = now - first >= ONE_ACTION_RISE
     is_good = score is not None and score.name.startswith("eval") and not score.trouble
     text += f"; {score.trouble}" if score is not None and score.trouble else ""
@@ -187,7 +230,7 @@ def stuck_at_uniform(log: RunLog) -> Looked:
         return Margin(f"entropy, as a share of {_highest(log)}", now, UNIFORM)
     earned = training_return(log)
     has_learned = _has_learned(earned, score)
-    text = f"entropy is still {now:.1%} of {_highest(log)}"
+    text = f"entropy is still {in_percent(now, 1)} of {_highest(log)}"
     if not has_learned:
         text += f", and {score.trouble if score and rise(earned) > 3 else _earned(earned)}"
     severity: Severity = "warning" if has_learned else "bad"
@@ -228,8 +271,9 @@ def entropy_collapse(log: RunLog) -> Looked:
     assert score is not None
     now = float(np.median(entropy.tail(0.3)))
     if now > COLLAPSED:
-        return Margin(f"entropy, as a share of {_highest(log)}", now, COLLAPSED, "below")
-    text = f"entropy is {now:.2%} of {_highest(log)}"
+        margin = Margin(f"entropy, as a share of {_highest(log)}", now, COLLAPSED, "below")
+        return _entropy_collapse_before(log, entropy, score) or margin
+    text = f"entropy is {in_percent(now, 2)} of {_highest(log)}"
     severity: Severity = "bad" if now < FAR_COLLAPSED or score.is_behind else "warning"
     if not score.trouble:
         severity = "warning"
@@ -242,6 +286,26 @@ def entropy_collapse(log: RunLog) -> Looked:
     return Evidence(severity, text, {"entropy_frac": now}, "entropy_frac", began)
 
 
+def _entropy_collapse_before(log: RunLog, entropy: Series, score: ScoreCourse) -> Evidence | None:
+    """The same in a part of the run that the trainer gave up, behind the baseline or what it began with."""
+    for after, until in given_up(log):
+        part, scores = entropy.between(after, until), score.series.between(after, until)
+        if len(part) < 4 or not len(scores):
+            continue
+        last = float(np.median(part[-max(3, len(part) // 5) :]))
+        level = float(np.median(scores[-3:]))
+        if last > FAR_COLLAPSED or level >= (score.start if score.baseline is None else score.baseline):
+            continue
+        text = f"entropy was {in_percent(last, 2)} of {_highest(log)} and {score.label} {level:.3g} until "
+        text += f"{log.x_name} {until:g}, when the trainer went back to earlier weights"
+        text += f"; {score.trouble}" if score.trouble else ""
+        began = first_x(entropy, (entropy.x > after) & (entropy.y < COLLAPSED))
+        return Evidence(
+            "bad" if score.trouble else "warning", text, {"entropy_frac": last}, "entropy_frac", began
+        )
+    return None
+
+
 def _is_over_early(entropy: Series, score: ScoreCourse) -> bool:
     """Exploration ended in the first half of the run, and the score stayed where it was then."""
     began = since(entropy, running_median(entropy.y, 5) < FAR_COLLAPSED)
@@ -252,6 +316,16 @@ def _is_over_early(entropy: Series, score: ScoreCourse) -> bool:
 
 
 COLLAPSE_RULES = (
+    Rule(
+        "no-choice",
+        "There is nothing to decide",
+        ("entropy_frac", "approx_kl_mean"),
+        no_choice,
+        "the mask leaves one action in every decision: whatever the reward, there is nothing to learn",
+        "how many actions the mask allows in a decision, and the limits that it is made of",
+        (Knob("what the mask allows", "more than one action", "env.hold"),),
+        min_rows=3,
+    ),
     Rule(
         "noop-collapse",
         "No-op collapse",

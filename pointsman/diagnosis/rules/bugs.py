@@ -14,7 +14,9 @@ from pointsman.diagnosis.rule import (
     Looked,
     Margin,
     Rule,
+    Severity,
 )
+from pointsman.plain import in_percent
 
 LATE = 0.8  # of the illegal actions that a mask one step off explains
 
@@ -42,8 +44,8 @@ def stale_mask(log: RunLog) -> Looked:
         return None
     worst = float(invalid.y.max())
     text = (
-        f"{worst:.2%} of the actions were illegal; a mask shifted by one step explains "
-        f"{late.y.mean():.0%} of those"
+        f"{in_percent(worst, 2)} of the actions were illegal; a mask shifted by one step explains "
+        f"{in_percent(late.y.mean())} of those"
     )
     figures = {"invalid_frac": worst, "invalid_late_frac": float(late.y.mean())}
     return Evidence("bad", text, figures, "invalid_frac", float(late.x[0]))
@@ -56,7 +58,9 @@ def mask_bug(log: RunLog) -> Looked:
     late = log.series("invalid_late_frac")
     if is_wrong.any() and not (len(late) and late.y.mean() >= LATE):
         share, worst = float(is_wrong.mean()), float(invalid.y.max())
-        text = f"{log.label(name)} is above 0 in {share:.0%} of the rows, up to {worst:.2%}"
+        text = (
+            f"{log.label(name)} is above 0 in {in_percent(share)} of the rows, up to {in_percent(worst, 2)}"
+        )
         return Evidence("bad", text, {name: worst, "rows": share}, name, first_x(invalid, is_wrong))
     return Margin("illegal actions", float(invalid.y.max()), 0.0) if not is_wrong.any() else None
 
@@ -68,10 +72,7 @@ def other_policy(log: RunLog) -> Looked:
     kl = log.series("approx_kl_mean").y
     text, severity = str(stopped.get("why")), SEVERITIES[0]
     if len(kl) and np.median(kl) > LARGE_KL:
-        text, severity = (
-            f"{text}; after updates that large it may be rounding",
-            "warning",
-        )
+        text, severity = f"{text}; after updates that large it may be rounding", "note"
     return Evidence(severity, text, {}, "approx_kl_mean", float(stopped["update"]))
 
 
@@ -82,7 +83,8 @@ def stopped_early(log: RunLog) -> Looked:
         return None
     text = f"the run ended by itself: {stopped.get('why')}"
     at = stopped.get("update")
-    return Evidence("warning", text, {}, "approx_kl_mean", float(at) if at is not None else np.nan)
+    severity: Severity = "note" if isinstance(other_policy(log), Evidence) else "warning"  # it says why
+    return Evidence(severity, text, {}, "approx_kl_mean", float(at) if at is not None else np.nan)
 
 
 ENVIRONMENT = Knob("the environment's mask", "correct")

@@ -31,6 +31,7 @@ from pointsman.diagnosis.rule import (
     Severity,
     Unclear,
 )
+from pointsman.plain import in_percent
 
 CLIPPED = 0.25  # of the rewards
 ZERO = 0.9
@@ -52,7 +53,7 @@ def saturation(log: RunLog) -> Looked:
         share = float(np.median(series.y)) if len(series) else 0.0
         if share > limit:
             is_bad = share > 2 * limit or score is None or bool(score.trouble)
-            text = f"{share:.0%} of the rewards are {what}: better and worse look alike"
+            text = f"{in_percent(share)} of the rewards are {what}: better and worse look alike"
             began = since(series, series.y > limit)
             return Evidence("bad" if is_bad else "warning", text, {name: share}, name, began)
     if len(clipped):
@@ -79,7 +80,9 @@ def dominance(log: RunLog) -> Looked:
     if share < DOMINANT:
         return Margin(f"largest reward term ({name})", share, DOMINANT)
     trouble = score.trouble if score else ""
-    text = f"{name} is {share:.1%} of the reward's size; {len(medians) - 1} other terms hardly count"
+    text = (
+        f"{name} is {in_percent(share, 1)} of the reward's size; {len(medians) - 1} other terms hardly count"
+    )
     column = f"reward_share/{name}" if shares else f"reward/{name}"
     text += f"; {trouble}" if trouble else ""
     grade = (1 if not trouble else 0) + (0 if shares else 1)  # means of terms may cancel: less sure
@@ -151,10 +154,16 @@ def _horizon(log: RunLog) -> float | None:
 
 
 def wrong_sign(log: RunLog) -> Looked:
-    """Training earns more and more, and the evaluation is worse than before training all along."""
+    """Training earns more and more, and the evaluation is worse than before training all along; or, before
+    training, random actions earned more than any heuristic, and the policy is behind one."""
     score, earned = progress(log), training_return(log)
     if score is None or score.name == "mean_ep_return":
         return Unclear(NO_EVALUATION)
+    if score.is_behind and _pays_for_chance(log):
+        gains = log.facts.headroom["gains"]
+        text = f"before training, random actions earned more than any heuristic in {', '.join(gains)}; "
+        least = min(-gain["above_random"] / gain["above_random_error"] for gain in gains.values())
+        return Evidence("bad", text + score.trouble, {"deviations": least}, score.name)
     if len(earned) < 2 * MIN_SCORES or stands_still(log):
         return None
     fall = score.start - score.end
@@ -169,6 +178,19 @@ def wrong_sign(log: RunLog) -> Looked:
     text += f"from {score.start:.3g} to {score.end:.3g}"
     figures = {"rise": rise(earned), "fall": fall}
     return Evidence("bad", text, figures, score.name)
+
+
+def _pays_for_chance(log: RunLog) -> bool:
+    """Whether random actions earned clearly more than the best heuristic, though evaluations put them behind
+    the baseline."""
+    gains = (log.facts.headroom.get("gains") or {}).values()
+    random = log.series("eval_random_return").y
+    is_worse = len(random) > 0 and log.baseline is not None and float(random[-1]) < log.baseline
+    return (
+        is_worse
+        and len(gains) > 0
+        and all(-gain["above_random"] > 2 * gain["above_random_error"] > 0 for gain in gains)
+    )
 
 
 def training_gap(log: RunLog) -> Looked:

@@ -31,6 +31,7 @@ from pointsman.diagnosis.rule import (
     Severity,
     Unclear,
 )
+from pointsman.plain import in_percent
 
 SWING = 0.25  # of the gain, from one evaluation to the next
 TURNS = 0.55  # of the evaluations; two of three are what chance gives
@@ -136,7 +137,8 @@ def oscillation(log: RunLog) -> Looked:
     if not log.is_ours and turns < _turns_by_chance(len(y)):
         # Ours are evaluated on the same seeds every time; who knows how others are.
         return Unclear("evaluations scatter as by chance: evaluate one checkpoint several times to tell")
-    text = f"{score.label} turns at {turns:.0%} of the evaluations, by {swing:.0%} of its gain in the median"
+    text = f"{score.label} turns at {in_percent(turns)} of the evaluations, "
+    text += f"by {in_percent(swing)} of its gain in the median"
     severity: Severity = "bad" if swing > 1.0 else "warning"
     return Evidence(
         severity,
@@ -177,7 +179,7 @@ def futile_exploration(log: RunLog) -> Looked:
     rose = float(np.mean(np.array(responses) > 0.02))
     if rose > 0.5:
         return None
-    text = f"exploration was raised {len(jumps)} times; entropy answered {rose:.0%} of them"
+    text = f"exploration was raised {len(jumps)} times; entropy answered {in_percent(rose)} of them"
     text += f", and {score.trouble}" if score is not None and score.trouble else ""
     return Evidence(
         "note",

@@ -41,10 +41,12 @@ from pointsman.diagnosis.rule import (
     Severity,
     Unclear,
 )
+from pointsman.plain import in_percent
 
 BRAKED = 0.8  # of the updates
 TINY_KL = 1e-5
 SMALL_KL = 1e-4
+LARGE_BONUS = 0.1  # entropy coefficient, where advantages are about 1; usual are 0 to 0.02
 EXPLAINED = 0.15  # of the variance of returns
 BLIND = 0.1
 LONG_BLIND = 30  # updates: a critic that is blind for longer is worth a word though the score is fine
@@ -65,7 +67,7 @@ def brake_always_on(log: RunLog) -> Looked:
     kl = log.series("approx_kl_mean")
     size = f"; KL {np.median(kl.tail(0.7)):.2g}" if len(kl) else ""
     is_bad = not len(steps) or np.median(steps.tail(0.7)) <= 0.25 * _planned_steps(log)
-    text = f"{share:.0%} of the updates were stopped early by their KL{done}{size}"
+    text = f"{in_percent(share)} of the updates were stopped early by their KL{done}{size}"
     began = since(stops, running_median(stops.y, 5) > 0)
     column = "approx_kl_mean" if len(kl) else "early_stop"
     return Evidence("bad" if is_bad else "warning", text, {"early_stop": share}, column, began)
@@ -89,7 +91,7 @@ def brake_never(log: RunLog) -> Looked:
     share = float((kl.y > 2 * limit).mean())
     if share < 0.2 or (len(stops) and stops.y.max() > 0):
         return None
-    text = f"KL is above {2 * limit:.2g} in {share:.0%} of the updates, and none was stopped"
+    text = f"KL is above {2 * limit:.2g} in {in_percent(share)} of the updates, and none was stopped"
     return Evidence(
         "warning",
         text,
@@ -134,7 +136,10 @@ def flat_learning(log: RunLog) -> Looked:
     late_entropy = float(np.median(entropy.tail(0.3))) if len(entropy) else np.nan
     if late_entropy < COLLAPSED:
         return None  # what is sure of itself moves no more; that is another finding
-    is_uniform = late_entropy > 0.9
+    # What an entropy bonus holds at uniform can only move that little; that is another finding, too.
+    bonus = log.series("ent_coef").y
+    is_held = len(bonus) > 0 and float(np.median(bonus)) >= LARGE_BONUS
+    is_uniform = late_entropy > 0.9 and not is_held
     is_still = usual < TINY_KL or (usual < SMALL_KL and is_uniform)
     # What does not move at all has not improved either, whatever the evaluations say.
     if stands_still(log) or (is_still and score.trouble):
@@ -160,16 +165,19 @@ def critic_bottleneck(log: RunLog) -> Looked:
         float(smooth[min(CRITIC_WINDOW, len(smooth)) - 1 :].max()),
         float(np.median(explained.tail(0.5))),
     )
+    text = f"the critic explains {late:.2f} of the returns' variance in the second half, {best:.2f} at best"
+    figures = {"explained_variance": late, "best": best}
+    if log.facts.setting("ppo.value_coef") == 0 and score is not None and score.trouble:
+        text = f"the value coefficient is 0: nothing teaches the critic; {score.trouble}. As it is, {text}"
+        return Evidence("bad", text, figures, "explained_variance")
     if best >= EXPLAINED and late >= EXPLAINED:
         return Margin("variance of returns that the critic explains", late, EXPLAINED, "below")
     trouble = score.trouble if score else ""
-    text = f"the critic explains {late:.2f} of the returns' variance in the second half, {best:.2f} at best"
-    figures = {"explained_variance": late, "best": best}
     is_blind = best < BLIND
     if len(losses) and log.is_ours:  # in units of the returns' spread: from about 0.5 it should fall
         kept = float(np.median(losses.tail(0.5)) / max(float(losses.y[0]), 1e-12))
         is_blind = (best < EXPLAINED and kept > KEPT_LOSS / 3) or (late < EXPLAINED and kept > KEPT_LOSS)
-        text += f"; v_loss is {kept:.0%} of its first value"
+        text += f"; v_loss is {in_percent(kept)} of its first value"
     if not is_blind:
         began = since(explained, smooth < EXPLAINED)
         return Evidence("note", text, figures, "explained_variance", began)
@@ -185,7 +193,7 @@ def _value_loss_alone(log: RunLog, score: ScoreCourse | None) -> Looked:
     outweighs = float(np.median(losses.tail(0.5))) > 50 * float(np.median(policy)) if len(policy) else False
     if kept < 0.8 or not outweighs or score is None or not score.trouble:
         return None
-    text = f"{log.label('v_loss')} is still {kept:.0%} of what it was, far above the policy's loss; "
+    text = f"{log.label('v_loss')} is still {in_percent(kept)} of what it was, far above the policy's loss; "
     return Evidence("bad", text + score.trouble, {"kept": kept}, "v_loss")
 
 
@@ -229,10 +237,12 @@ def slow_trainer(log: RunLog) -> Looked:
     if "env_s" not in rollout or total <= 0:
         return None
     share = float(rollout["env_s"] / total)
-    split = ", ".join(f"{name.removesuffix('_s')} {value / total:.0%}" for name, value in rollout.items())
+    split = ", ".join(
+        f"{name.removesuffix('_s')} {in_percent(value / total)}" for name, value in rollout.items()
+    )
     if share >= ENV_SHARE:
         return Margin("share of the time in the environment", share, ENV_SHARE, "below")
-    text = f"the environment takes {share:.0%} of the time ({split}): it could be asked for more"
+    text = f"the environment takes {in_percent(share)} of the time ({split}): it could be asked for more"
     return Evidence("note", text, {"env": share}, "steps_per_s")
 
 

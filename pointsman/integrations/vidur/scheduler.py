@@ -131,19 +131,23 @@ class PointsmanGlobalScheduler(BaseGlobalScheduler):
             )
 
     def _place(self, now: float, excluded: list[str]) -> list[tuple[Any, Any]]:
-        """From the front of the queue, as many as the policy does not hold."""
+        """In the order that the policy wants, as many as it does not hold."""
         placed: list[tuple[Any, Any]] = []
+        for request in self._request_queue:
+            if request.id not in self._asked:
+                self._asked[request.id] = Request(
+                    int(request.num_prefill_tokens), arrived_at=request.arrived_at
+                )
         while self._request_queue:
-            request = self._request_queue[0]
-            asked = self._asked.setdefault(
-                request.id, Request(int(request.num_prefill_tokens), arrived_at=request.arrived_at)
-            )
+            asked = self._core.next_of(self._asked.values(), now)
+            place = next(i for i, one in enumerate(self._request_queue) if self._asked[one.id] is asked)
+            request = self._request_queue[place]
             name = self._core.decide(asked, len(self._request_queue), excluded, now)
             if name is None:
                 if placed or not all(_is_asleep(engine) for engine in self._replica_schedulers.values()):
                     break
                 name = next(name for name in self._by_name if name not in excluded)
-            del self._request_queue[0], self._asked[request.id]
+            del self._request_queue[place], self._asked[request.id]
             self._tickets[request.id] = self._core.sent(asked, name, now=now)
             placed.append((self._by_name[name], request))
         return placed

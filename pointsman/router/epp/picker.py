@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from pointsman.errors import InputError
 from pointsman.router.epp.answers import more_time
 from pointsman.router.epp.endpoints import Endpoints
 from pointsman.router.epp.grpc import NOT_FOUND, Call, GrpcConnection, Stream, grpc_tls
 from pointsman.router.epp.pick import OVER, Pick
 from pointsman.router.epp.wire import SERVICE, HealthCheckRequest, HealthCheckResponse, ProcessingRequest
 from pointsman.router.http.listening import port_of
+from pointsman.router.ports import cannot_listen
 from pointsman.router.server import Router
 
 LIVENESS, READINESS = "liveness", "readiness"
@@ -46,8 +46,7 @@ class Picker:
                 lambda: GrpcConnection(self._call, self._connections), self._host, self._port, ssl=self._tls
             )
         except OSError as error:
-            problem = f"cannot listen ({error.strerror})"
-            raise InputError("--port", self._port, problem, "name another port or address") from None
+            raise cannot_listen("--port", self._host, self._port, error) from None
         self._is_open = True
         return port_of(self._server)
 

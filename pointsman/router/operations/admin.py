@@ -159,7 +159,7 @@ class Admin:
             return {"decisions": [decision._asdict() for decision in self._decisions.find(request_id)]}
         text = query.get("last", str(_NUM_DECISIONS))
         if not text.isdecimal():
-            raise InputError("last", text, "is not a number", "use a number of decisions")
+            raise InputError("last", text, "is not a number of decisions", "use a whole number from 1")
         decisions = [decision._asdict() for decision in self._decisions.last(max(1, int(text)))]
         return {"decisions": decisions, "last": self._decisions.explain()}
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pointsman.errors import InputError
-from pointsman.router.ports import resolve
+from pointsman.router.ports import cannot_listen, resolve
 from pointsman.router.telemetry.recording import TrafficRecording, new_recording
 from pointsman.routing.sharing import SharedBooks
 
@@ -197,6 +196,5 @@ def _reserve(host: str, port: int) -> socket.socket:
     try:
         reserved.bind(address)
     except OSError as error:
-        problem = f"cannot listen ({error.strerror})"
-        raise InputError("--port", port, problem, "name another address with --host and --port") from None
+        raise cannot_listen("--port", host, port, error) from None
     return reserved

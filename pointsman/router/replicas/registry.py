@@ -110,7 +110,9 @@ class Registry:
         return {replica.name for replica in self.by_slot.values() if not replica.is_leaving}
 
     def add(self, backend: Backend, *, is_returning: bool = False) -> Replica:
-        pool = Pool(parse_url(backend.url), self._settings.limits, backend.ca or self._ca, backend.tls_name)
+        pool = Pool(
+            parse_url(backend.url, "url"), self._settings.limits, backend.ca or self._ca, backend.tls_name
+        )
         if backend.url in self.names():
             raise InputError("replica", backend.url, "is there already", "name another one")
         slot = self._books.add(backend.url, known_figures(backend.calibration))

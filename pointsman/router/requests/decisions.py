@@ -118,6 +118,11 @@ class DecisionMaker:
         else:
             policy.take_along(None)
 
+    @property
+    def small_first(self) -> float:
+        """How much the size of held requests counts in the order that the policy in charge wants them in."""
+        return self._decider.small_first
+
     def _tell(self) -> None:
         for listener in self.on_switch:
             listener()

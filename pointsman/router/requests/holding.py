@@ -2,10 +2,10 @@
 
 Requests that may go to the same replicas stand in one line: as in the simulator, the policy decides about the
 one in front, and those behind wait with it. In front is the highest priority, and within it the oldest, or
-with `overtake_s` the one whose turn it is by its size (routing/ordering.py). Where models are served by
-different replicas, a held request stops nobody of another model. Held requests are decided anew when
-something the policy can see has changed (a first token, an end, a scrape, a replica that comes or goes), and
-at least every second.
+the one whose turn it is by its size, if the policy or `overtake_s` has it so (routing/ordering.py). Where
+models are served by different replicas, a held request stops nobody of another model. Held requests are
+decided anew when something the policy can see has changed (a first token, an end, a scrape, a replica that
+comes or goes), and at least every second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Waiting(Placed, Protocol):
 
     model: str | None
     priority: int
-    size: int  # written when it is submitted
+    size: int  # 0, until it is compared with others
     tried: Collection[int]
 
     def send(self, replica: Replica) -> None: ...
@@ -60,7 +60,7 @@ class Elsewhere(Protocol):
 
     num_held: int
 
-    def goes_before(self, request: Waiting, now: float) -> bool:
+    def goes_before(self, request: Waiting, order: Order, now: float) -> bool:
         """Whether one that is no less urgent waits there for the same replicas, and it is its turn."""
 
 
@@ -78,8 +78,8 @@ class Dispatcher:
         self._decisions = decisions
         self._settings = settings
         self._max_hold_s = settings.max_hold_s  # a field of a Spec takes long to read
-        self.order = Order(settings.overtake_s, settings.max_hold_s)
-        self._is_ordered = settings.overtake_s > 0
+        self._take_order()
+        decisions.on_switch.append(self._take_order)
         self._metrics = metrics
         # By priority, and then by model: which replicas serve a model may change while its requests wait.
         self._lines: tuple[Lines, ...] = tuple({} for _ in PRIORITIES)
@@ -90,12 +90,21 @@ class Dispatcher:
         self._gave_way_at: float | None = None
         registry.on_change.append(lambda replica, what: self.wake())
 
+    def _take_order(self) -> None:
+        """The policy in charge has a say in it."""
+        settings = self._settings
+        self.order = Order(settings.overtake_s, settings.max_hold_s, self._decisions.small_first)
+        self._is_by_size = self.order.is_by_size
+
     def submit(self, request: Waiting) -> None:
         """Send it, hold it, or refuse it."""
-        if self._is_ordered:
-            request.size = self._books.size_of(request.prompt_tokens, request.max_tokens)
+        is_alone = self.num_held == 0 and self.elsewhere is None
+        if not is_alone:
+            self._measure(request)
         is_behind = self.num_held > 0 and self._is_behind(request)
         if is_behind or not self._place(request, request.arrived_at):
+            if is_alone:
+                self._measure(request)
             self._hold(request, is_first=False)
 
     def resubmit(self, request: Waiting) -> None:
@@ -103,6 +112,11 @@ class Dispatcher:
         request.size = 0
         if not self._place(request, monotonic()):
             self._hold(request, is_first=True)
+
+    def _measure(self, request: Waiting) -> None:
+        """How large it is counts only among others, or if it is held: most requests are neither."""
+        if self._is_by_size:
+            request.size = self._books.size_of(request.prompt_tokens, request.max_tokens)
 
     def withdraw(self, request: Waiting) -> None:
         lines = self._lines[request.priority]
@@ -230,7 +244,7 @@ class Dispatcher:
     def _gives_way(self, elsewhere: Elsewhere, request: Waiting, now: float) -> bool:
         """Whether a request of another router, whose turn it is, should have the place. It gets it first;
         what it has not taken after `_TURN_S` it cannot use."""
-        if not elsewhere.goes_before(request, now):
+        if not elsewhere.goes_before(request, self.order, now):
             return False
         if self._gave_way_at is None:
             self._gave_way_at = now

@@ -74,7 +74,7 @@ class StoreLink:
         self._dispatcher = dispatcher
         self._state = state
         self._log = log
-        self._peers = Peers(share_a_line, dispatcher.order)
+        self._peers = Peers(share_a_line)
         self._name = secrets.token_hex(6)
         self._heard_at = -STALE_S  # ourselves
         self._problem: str | None = None  # the one that was said last

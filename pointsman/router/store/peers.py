@@ -30,10 +30,9 @@ class Peer:
 
 
 class Peers:
-    def __init__(self, share_a_line: Callable[[str | None, str | None], bool], order: Order) -> None:
+    def __init__(self, share_a_line: Callable[[str | None, str | None], bool]) -> None:
         """`share_a_line`: whether requests for these two models wait for the same replicas."""
         self._share_a_line = share_a_line
-        self._order = order
         self._peers: dict[str, Peer] = {}
         self.num_held = 0
 
@@ -80,9 +79,9 @@ class Peers:
                 books.append(Book(np.array(list(peer.columns), np.int64), signals))
         return combined(books, keys)
 
-    def goes_before(self, request: Waiting, now: float) -> bool:
+    def goes_before(self, request: Waiting, order: Order, now: float) -> bool:
         """Whether one at another router, no less urgent and for the same replicas, has its turn before."""
-        turn_at = self._order.turn_at
+        turn_at = order.turn_at
         ours = request.priority, turn_at(request.arrived_at, request.size, now)
         return any(
             (front.priority, turn_at(front.arrived_at, front.size, now)) < ours

@@ -76,9 +76,13 @@ def test_admin_refuses_what_makes_no_sense() -> None:
                 ("PUT", "/admin/drain", {}, 405),
                 ("GET", "/admin/secrets", None, 404),
                 ("GET", "/admin/decisions?last=x", None, 400),
+                ("GET", "/admin/decisions?last=-1", None, 400),
+                ("POST", "/admin/policy", {"policy": 3}, 400),
+                ("POST", "/admin/policy", {}, 400),
             ):
                 answered = await ask(method, path, body, key)
                 assert answered.status == code, (path, answered.body)
+                assert "--" not in answered.json["error"]["message"], "options are of the command line"
             assert (await ask("GET", "/admin/replicas")).status == 401
             assert (
                 await ask("GET", "/admin/replicas", headers=key + "origin: http://evil\r\n")

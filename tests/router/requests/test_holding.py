@@ -96,6 +96,30 @@ def test_small_requests_go_first_where_they_may(overtake_s: float, expected: lis
     run(scenario)
 
 
+def test_the_policy_in_charge_says_in_which_order() -> None:
+    """By the first policy large ones age slowly; the one that it is switched to goes by arrival."""
+
+    async def scenario() -> None:
+        async with cluster(gated) as c:
+            one_at_a_time(c)
+            c.decider.small_first = 0.2
+            c.router.decisions.switch("fake")  # the same again, as it is now
+            tasks = [await submit(c, sized("first", 100)), await submit(c, sized("large", 40_000))]
+            await asyncio.sleep(0.2)
+            tasks.append(await submit(c, sized("small", 100)))
+            large = c.router.dispatcher.fronts()[0]  # the other has not waited at all
+            await asyncio.sleep(0.2)
+            assert c.router.dispatcher.fronts()[0].arrived_at > large.arrived_at
+            c.decider.small_first = 0.0
+            c.router.decisions.switch("fake")
+            assert c.router.dispatcher.fronts() == [large]
+            c.mocks[0].gate.set()
+            await asyncio.gather(*tasks)
+            assert order(c) == ["first", "large", "small"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("limits", [{"overtake_s": 0.3}, {"overtake_s": 60, "max_hold_s": 0.4}], ids=str)
 def test_a_large_request_is_overtaken_for_a_while_only(limits: dict[str, float]) -> None:
     """Small ones come without end; the large one goes all the same."""
@@ -315,7 +339,7 @@ class _Elsewhere:
     num_held = 3
     is_older = True
 
-    def goes_before(self, request: object, now: float) -> bool:
+    def goes_before(self, request: object, order: object, now: float) -> bool:
         return self.is_older
 
 

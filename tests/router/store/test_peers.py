@@ -47,6 +47,9 @@ class Request:
     size: int = 0
 
 
+ORDER = Order(overtake_s=60.0, max_hold_s=30.0)
+
+
 def book(seed: int, keys: np.ndarray = KEYS) -> Book:
     return Book(keys, np.random.default_rng(seed).uniform(1, 9, (NUM_SIGNALS, len(keys))))
 
@@ -57,7 +60,7 @@ def message(name: str, said: Book, now: float = 0.0, **fields: object) -> Messag
 
 
 def peers() -> Peers:
-    return Peers(lambda model, other: model == other, Order(overtake_s=60.0, max_hold_s=30.0))
+    return Peers(lambda model, other: model == other)
 
 
 def test_ages_survive_clocks_that_differ() -> None:
@@ -144,16 +147,16 @@ def test_nonsense_is_left_out() -> None:
 def test_who_waits_longest_is_known_across_routers() -> None:
     others = peers()
     others.heard(message("one", book(1), now=500.0, fronts=[Front(1, 2.0, "m")]), 100.0)  # since 98 of ours
-    assert others.goes_before(Request(arrived_at=99.0), 100.0)
-    assert not others.goes_before(Request(arrived_at=97.0), 100.0)
-    assert not others.goes_before(Request(arrived_at=99.0, priority=0), 100.0)  # more urgent
-    assert others.goes_before(Request(arrived_at=97.0, priority=2), 100.0)
-    assert not others.goes_before(Request(arrived_at=99.0, model="other"), 100.0)
-    assert others.goes_before(Request(arrived_at=97.0, size=1), 100.0)  # which counts from 107
+    assert others.goes_before(Request(arrived_at=99.0), ORDER, 100.0)
+    assert not others.goes_before(Request(arrived_at=97.0), ORDER, 100.0)
+    assert not others.goes_before(Request(arrived_at=99.0, priority=0), ORDER, 100.0)  # more urgent
+    assert others.goes_before(Request(arrived_at=97.0, priority=2), ORDER, 100.0)
+    assert not others.goes_before(Request(arrived_at=99.0, model="other"), ORDER, 100.0)
+    assert others.goes_before(Request(arrived_at=97.0, size=1), ORDER, 100.0)  # which counts from 107
     others.heard(message("one", book(1), now=500.0, fronts=[Front(1, 2.0, "m", 1)]), 100.0)  # from 108
-    assert not others.goes_before(Request(arrived_at=99.0), 100.0)
-    assert others.goes_before(Request(arrived_at=99.0, size=2), 100.0)
-    assert others.goes_before(Request(arrived_at=99.0), 128.0)  # it has waited for as long as it may
+    assert not others.goes_before(Request(arrived_at=99.0), ORDER, 100.0)
+    assert others.goes_before(Request(arrived_at=99.0, size=2), ORDER, 100.0)
+    assert others.goes_before(Request(arrived_at=99.0), ORDER, 128.0)  # it has waited for as long as it may
 
 
 def prompt(kind: int = SENT, lengths: tuple[int, ...] = (100, 250), key: int = -7, **fields: object) -> Noted:
