@@ -126,7 +126,7 @@ def test_sockets_on_both_sides_send_at_once() -> None:
 def test_a_slow_reader_slows_the_server_down() -> None:
     """Back-pressure: the router must not collect the answer in its memory."""
     size = 1 << 20
-    answer = 192  # MiB: far more than the kernel's own buffers on the way hold, 16 to 20 a socket where it is generous
+    answer = 192  # MiB: far more than the buffers of the kernel on the way hold (32 a socket at most)
     sent = 0
 
     async def flood(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
