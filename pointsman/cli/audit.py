@@ -75,7 +75,8 @@ def audit_features(
         scenarios = [env]
         section = named_env(env, overrides or [])
         names = asked or list(make_judge(section).rivals)
-        envs = make_env(section | {"teachers": names}, len(names))
+        with policies_of("--policies", asked, "env.teachers"):
+            envs = make_env(section | {"teachers": names}, len(names))
         with compilation_announced(), progress("simulating", 1.0) as advance:
             features = audit.audit_env(envs, envs.metadata["entity"], names, decisions, advance=advance)
     else:

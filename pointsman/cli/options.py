@@ -225,13 +225,13 @@ def chosen_scenarios(
 
 
 @contextmanager
-def policies_of(option: str, names: Sequence[str] | None) -> Iterator[None]:
-    """A wrong policy is named by the option that gave it."""
+def policies_of(option: str, names: Sequence[str] | None, field: str = "policy") -> Iterator[None]:
+    """A wrong policy is named by the option that gave it, not by the field it went to."""
     try:
         yield
     except InputError as error:
         given = {form for name in names or () for form in (name, str(Path(name).expanduser()))}
-        if error.field != "policy" or str(error.value) not in given:
+        if error.field != field or str(error.value) not in given:
             raise
         raise InputError(option, error.value, error.problem, error.remedy) from None
 

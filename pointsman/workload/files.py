@@ -1,9 +1,9 @@
 """From a file to a table of raw values: CSV, JSON or Parquet, plain or gzip, recognised by their content.
 
-CSV may have commas, semicolons, tabs or bars; JSON is one object per line, one list of objects, or an object
-that holds one such list, and the keys of objects in objects are joined by dots (`usage.prompt_tokens`). Text
-is UTF-8, or UTF-16 with its mark, as Windows writes it. Values of text files stay text here: numbers are made
-later, where an error can name line and value.
+CSV may have commas, semicolons, tabs or bars, and lines that begin with # before its header; JSON is one
+object per line, one list of objects, or an object that holds one such list, and the keys of objects in
+objects are joined by dots (`usage.prompt_tokens`). Text is UTF-8, or UTF-16 with its mark, as Windows writes
+it. Values of text files stay text here: numbers are made later, where an error can name line and value.
 """
 
 from __future__ import annotations
@@ -113,24 +113,35 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _csv_source(path: Path, data: bytes) -> TraceSource:
+    data, num_comments = _without_comments(data)
     separator = max(_SEPARATORS, key=data.partition(b"\n")[0].decode("utf-8").count)
 
     def load(columns: list[str]) -> RawTable:
         try:
             frame = pl.read_csv(io.BytesIO(data), columns=columns, infer_schema=False, separator=separator)
         except pl.exceptions.PolarsError as error:
-            _reject_csv(path, data, separator, error)
-        table = _table(path, frame.with_row_index(LINE, offset=2), "line")
+            _reject_csv(path, data, num_comments, separator, error)
+        table = _table(path, frame.with_row_index(LINE, offset=num_comments + 2), "line")
         return replace(table, has_decimal_commas=separator == ";")
 
     try:
         header = pl.read_csv(io.BytesIO(data), n_rows=0, infer_schema=False, separator=separator)
     except pl.exceptions.PolarsError as error:
-        _reject_csv(path, data, separator, error)
+        _reject_csv(path, data, num_comments, separator, error)
     return TraceSource(path, header.columns, load)
 
 
-def _reject_csv(path: Path, data: bytes, separator: str, error: pl.exceptions.PolarsError) -> NoReturn:
+def _without_comments(data: bytes) -> tuple[bytes, int]:
+    """What follows the comments at its beginning, and how many lines these are."""
+    num_comments = 0
+    while data.startswith(b"#") and (rest := data.partition(b"\n")[2]):
+        data, num_comments = rest, num_comments + 1
+    return data, num_comments
+
+
+def _reject_csv(
+    path: Path, data: bytes, num_comments: int, separator: str, error: pl.exceptions.PolarsError
+) -> NoReturn:
     """Polars doesn't say which line is wrong; look for it."""
     rows = csv.reader(io.StringIO(data.decode("utf-8")), delimiter=separator)
     try:
@@ -139,7 +150,8 @@ def _reject_csv(path: Path, data: bytes, separator: str, error: pl.exceptions.Po
             if len(row) > num_fields:
                 problem = f"{len(row)} fields, but the header has {num_fields}"
                 shown = separator.join(row)
-                raise InputError(f"{path} line {rows.line_num}", shown, problem, "correct the line")
+                place = f"{path} line {num_comments + rows.line_num}"
+                raise InputError(place, shown, problem, "correct the line")
     except csv.Error:
         pass
     problem = str(error).partition("\n")[0]

@@ -215,14 +215,23 @@ def test_times_start_at_0_unless_they_shall_not(tmp_path: Path) -> None:
         f'{VIDUR_HEADER}\n"0.5","3","4"\n',
         f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", ";"),
         f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", "\t"),
+        f"# exported on Monday, by hand, for tests, of a week\n#\n{VIDUR_HEADER}\n0.5,3,4\n",
     ],
     ids=[
         *("crlf", "UTF-16", "bars", "decimal commas", "byte order mark", "blank lines and spaces"),
-        *("quotes", "semicolons", "tabs"),
+        *("quotes", "semicolons", "tabs", "comments"),
     ],
 )
 def test_ways_to_write_the_same_csv(tmp_path: Path, text: str | bytes) -> None:
     assert as_rows(read(write(tmp_path, text), start_at_zero=False)) == [(0.5, 3, 4)]
+
+
+def test_comments_before_the_header_count_as_lines(tmp_path: Path) -> None:
+    path = write(tmp_path, f"# two\n# comments\n{VIDUR_HEADER}\n0.5,3,4\n0.6,x,4\n")
+    with pytest.raises(InputError, match="line 5, column num_prefill_tokens = 'x'"):
+        read(path)
+    with pytest.raises(InputError, match="line 4"):
+        read(write(tmp_path, f"# one\n\n{VIDUR_HEADER}\n0.5,3,4,5\n".replace("\n\n", "\n# two\n")))
 
 
 def test_a_list_within_an_object_and_a_request_that_has_a_list(tmp_path: Path) -> None:
