@@ -166,7 +166,7 @@ def test_audit_features(cli: Cli) -> None:
             ["explain", "{run}", "--feature", "gpu"],
             "--feature = 'gpu': unknown feature; did you mean 'gpus'?",
         ),
-        (["audit-features", "--env", "jobs", "--policies", "lpt"], "env.teachers = 'lpt': unknown heuristic"),
+        (["audit-features", "--env", "jobs", "--policies", "lpt"], "--policies = 'lpt': unknown heuristic"),
     ],
 )
 def test_bad_input_is_one_line(cli: Cli, run: Path, arguments: list[str], message: str) -> None:
