@@ -13,12 +13,12 @@ as those are equal; `block_tokens` says how long a block is.
 
 Times start at 0 unless `start_at_zero` is false, and rows are sorted by them; how a file was understood is
 said (reading.py). Times are parsed exactly: the shortest decimal of a double gives that double. Only where a
-log counts whole seconds or minutes are the requests of each spread over it: together they would be bursts that
-never were.
+log counts whole seconds or minutes are the requests of each spread over it: together they would be bursts
+that never were.
 
 A length of 0 is an error in formats that have none: Azure 2023 has no prompt below 2 and no output below 6
-tokens, Mooncake none below 891 and 1. BurstGPT and logs record failed requests with 0 or, logs, with no output
-length: these are left out, with a warning. Vidur's clipping (`max_tokens`) lifts 0 to 1.
+tokens, Mooncake none below 891 and 1. BurstGPT and logs record failed requests with 0, or with no output
+length at all: these are left out, with a warning. Vidur's clipping (`max_tokens`) lifts 0 to 1.
 """
 
 from __future__ import annotations

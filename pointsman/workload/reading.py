@@ -24,9 +24,7 @@ class TraceReading:
     first_date: str | None  # UTC, where times are dates or Unix times
     shifted_by_s: float  # taken off all times, so that the first is 0
     num_out_of_order: int
-    spread_over_s: float | None = (
-        None  # of a clock so coarse that requests of one reading were spread over it
-    )
+    spread_over_s: float | None = None  # a coarse clock: what it counts alike was spread over it
 
     def say(self) -> None:
         _log.info("%s", self)
