@@ -2,7 +2,9 @@
 
 In order of arrival, unless small ones go first. With `small_first` p, a wait counts the less the larger the
 request is, 2^-p as much with each doubling: of 0.4, half as much for a request six times as large. This is
-a policy's own, and costs no tail to speak of, because who has waited for long yields to few. With
+a policy's own, and costs no tail to speak of, because who has waited for long yields to few. Where more is
+held than a burst leaves behind, past saturation, it would: whatever small ones gain, large ones then wait. So
+p falls with the square of the crowd beyond `CROWDED` requests a replica. With
 `overtake_s`, the router's setting for more traffic than servers can take, the largest counts as one that
 arrived so much later. Whoever has waited for `max_hold_s` goes before all who have not, however many small
 ones come.
@@ -25,6 +27,7 @@ from pointsman.routing.records import UNKNOWN, router_at
 SMALL_TOKENS = 512  # fewer are of size 0; each doubling is one size more
 NUM_SIZES = 10
 SMALL_FIRST = 0.4  # of trained policies; more gains more of the mean, and pays with P99 TTFT in overload
+CROWDED = 32.0  # requests held for each replica that accepts any, up to which sizes count in full
 LARGE = 6  # the size from which on requests give way by all of `overtake_s`
 
 
@@ -63,7 +66,13 @@ def turn_at(
     return arrived_at + counted_later_s
 
 
-compiled_turn_at = kernel(turn_at)
+def calmed(small_first: float, num_held: int, num_accepting: int) -> float:
+    """How much sizes count where so many are held for so many replicas."""
+    crowd = num_held / (CROWDED * max(num_accepting, 1))
+    return small_first if crowd <= 1.0 else small_first / (crowd * crowd)
+
+
+compiled_turn_at, compiled_calmed = kernel(turn_at), kernel(calmed)
 
 
 class Order(NamedTuple):
@@ -76,6 +85,10 @@ class Order(NamedTuple):
     @property
     def is_by_size(self) -> bool:
         return self.overtake_s > 0.0 or self.small_first > 0.0
+
+    def among(self, num_held: int, num_accepting: int) -> Order:
+        """The order while so many are held."""
+        return self._replace(small_first=calmed(self.small_first, num_held, num_accepting))
 
     def turn_at(self, arrived_at: float, size: int, now: float) -> float:
         return turn_at(arrived_at, size, now, *self)

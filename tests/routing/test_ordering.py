@@ -92,7 +92,7 @@ def test_sizes_slow_down_ageing(policy: PolicySpec) -> None:
     cluster = make_ordered(max_hold_s=25.0)
     run = AdvisedRun(cluster, workload, policy)
     slower: dict[int, float] = {}
-    num_overtaken = num_overdue = 0
+    num_overtaken = num_overdue = num_crowded = 0
     for request in run.decisions():
         now, rows = float(run.sim.now), run.requests
         waiting = np.flatnonzero((rows["arrived_at"] <= now) & (rows["dispatched_at"] < 0)).tolist()
@@ -103,14 +103,45 @@ def test_sizes_slow_down_ageing(policy: PolicySpec) -> None:
                 doublings = np.clip(np.floor(np.log2(tokens)) - 8, 0, 9)
                 slower[i] = 1.0 if doublings == 0 else 2.0 ** (policy.small_first * doublings)
         overdue = [i for i in waiting if now - rows["arrived_at"][i] >= 25.0]
-        waits = {i: (now - rows["arrived_at"][i]) / (1.0 if i in overdue else slower[i]) for i in waiting}
+        calm = max(1.0, len(waiting) / 64.0) ** 2  # more than 32 a replica
+        num_crowded += calm > 1.0
+        waits = {
+            i: (now - rows["arrived_at"][i]) / (1.0 if i in overdue else slower[i] ** (1.0 / calm))
+            for i in waiting
+        }
         longest = max(waits[i] for i in overdue or waiting)
         assert waits[request] == pytest.approx(longest, rel=1e-9)
         num_overdue += bool(overdue)
         num_overtaken += request != waiting[0]
         run.action = run.advice()
-    assert num_overtaken > 50 and num_overdue > 0
+    assert num_overtaken > 50 and num_overdue > 0 and num_crowded > 20
     assert_same_outcome(Run(cluster, workload, policy).to_end(), run)
+
+
+def test_past_saturation_the_last_wait_hardly_longer() -> None:
+    """What small ones gain there, large ones would pay; in a burst sizes count in full."""
+    rng = np.random.default_rng(6)
+    prompts = (2.0 ** rng.uniform(8.0, 14.0, 1500)).astype(int)
+    swamped = make_workload(np.cumsum(rng.exponential(0.02, 1500)), prompts, 4)
+    burst = make_workload(np.sort(rng.uniform(0.0, 0.5, 60)), prompts[:60], 4)
+
+    def gains(workload: Workload) -> tuple[float, float]:
+        by_arrival, by_size = (
+            waits_s(Run(make_ordered(), workload, small_first(share)).to_end()) for share in (0.0, 0.4)
+        )
+        return float(by_size.mean() / by_arrival.mean()), float(by_size.max() / by_arrival.max())
+
+    mean, longest = gains(swamped)
+    assert mean <= 1.0 and longest < 1.05
+    mean, longest = gains(burst)
+    assert mean < 0.85
+
+
+def test_a_crowd_calms_the_order() -> None:
+    order = Order(0.0, 60.0, 0.4)
+    assert order.among(64, 2) == order.among(0, 0) == order
+    assert order.among(128, 2).small_first == pytest.approx(0.1)
+    assert order.among(64, 1).small_first == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("policy", [ONE_AT_A_TIME, make_policy("late-binding", stream_limit=2)])
