@@ -136,6 +136,10 @@ class Books:
     def num_accepting(self) -> int:
         return int(self._router.num_accepting)
 
+    @property
+    def usual_size(self) -> float:
+        return float(self._router.usual_size)
+
     def name(self, slot: int) -> str:
         return self._names[self._rows[slot]]
 

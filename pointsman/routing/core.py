@@ -158,7 +158,7 @@ class Core:
         """
         at = _clock(now)
         waiting = list(held)
-        order = self._order.among(len(waiting), self._books.num_accepting)
+        order = self._order.among(len(waiting), self._books.num_accepting, self._books.usual_size)
 
         def turn_at(request: Request) -> float:
             if request.size == NOBODY:

@@ -180,7 +180,8 @@ class Dispatcher:
         if not self._is_by_size:
             return self.order
         num_elsewhere = self.elsewhere.num_held if self.elsewhere is not None else 0
-        return self.order.among(self.num_held + num_elsewhere + num_more, len(self._registry.accepting))
+        num_held = self.num_held + num_elsewhere + num_more
+        return self.order.among(num_held, len(self._registry.accepting), self._books.usual_size)
 
     def _release(self, line: Line, now: float) -> bool:
         """Take the first of the line out if it can go; whether it went."""
