@@ -3,9 +3,7 @@
 A request's stream lasts for its steps; each takes a fixed time, something for every stream that runs beside
 it, and something for every prompt token that is computed meanwhile: what a cache held is left out. Over many
 requests that is a linear regression. What a server does beside its steps is found by replaying the requests
-in the simulator. Shapes beyond a line, attention, memory and limits do not show in these times. What a line
-misses of long answers would make the whole server too fast: costs are scaled until the replayed requests
-take as long, on average, as the recorded ones.
+in the simulator. Shapes beyond a line, attention, memory and limits do not show in these times.
 
 Such a fit holds for a server among its neighbours, under the load that was recorded: where servers share a
 card, a host or a power limit, a probe of one of them alone is faster.
@@ -23,14 +21,13 @@ from numpy.typing import NDArray
 
 from pointsman.errors import InputError
 from pointsman.live.least_squares import nonnegative
-from pointsman.live.replaying import Replayed, replay
+from pointsman.live.replaying import replay
 
 Floats = NDArray[np.float64]
 
 MIN_REQUESTS = 100
 MIN_OUTPUT = 8
 NUM_RESAMPLED = 40
-NUM_SCALED, SCALED_BY, CLOSE = 3, 0.6, 0.003  # rounds; of an error in e2e (queues add to it); what is left
 ENDLESS_BLOCKS = 1_000_000
 CACHED = "num_cached_tokens"
 NAMES = {
@@ -143,7 +140,7 @@ def _fit_server(server: str, rows: pl.DataFrame, memory: dict[str, int]) -> Traf
     begun_or_ended = np.repeat((1, -1), len(rows))[np.argsort(np.concatenate([first, last]))]
     most_at_once = int(np.cumsum(begun_or_ended).max())
     limits = {"kind": "vllm-v1", "max_num_seqs": 256 if most_at_once < 256 else 1024, **memory}
-    cost, again_s = _scaled(rows, cost, {"num_blocks": ENDLESS_BLOCKS} | limits)
+    again_s = replay(rows, cost, {"num_blocks": ENDLESS_BLOCKS} | limits)
     scheduler = limits | {"max_num_batched_tokens": again_s.max_num_batched_tokens} | dict(again_s.times)
     return TrafficFit(
         server,
@@ -153,15 +150,3 @@ def _fit_server(server: str, rows: pl.DataFrame, memory: dict[str, int]) -> Traf
         dict(zip("abc", map(float, errors), strict=True)),
         again_s.errors,
     )
-
-
-def _scaled(
-    rows: pl.DataFrame, cost: dict[str, float], scheduler: dict[str, Any]
-) -> tuple[dict[str, float], Replayed]:
-    """The costs with which the same requests take as long on average, or come closest to it."""
-    tried = [(cost, replay(rows, cost, scheduler))]
-    while len(tried) <= NUM_SCALED and abs(error := tried[-1][1].errors["e2e_mean"]) > CLOSE:
-        by = 1 - SCALED_BY * min(max(error, -0.2), 0.2)
-        cost = {name: by * value for name, value in cost.items()}
-        tried.append((cost, replay(rows, cost, scheduler)))
-    return min(tried, key=lambda one: abs(one[1].errors["e2e_mean"]))
