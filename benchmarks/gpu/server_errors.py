@@ -1,7 +1,8 @@
 """Does a cost that was fitted to one policy's traffic hold under another? Server by server, block by block.
 
     python benchmarks/gpu/server_errors.py benchmarks/gpu/h200/traffic/record-three.jsonl.gz
-    python benchmarks/gpu/server_errors.py benchmarks/gpu/h200/policies/record-two.jsonl.gz --warm-up 3 --neighbours
+    python benchmarks/gpu/server_errors.py benchmarks/gpu/h200/policies/record-two.jsonl.gz --warm-up 3 \
+        --neighbours
 
 A recording of `pointsman serve --record` with pauses between its blocks. The first blocks are the warm-up:
 each server's cost (time a step, a prompt token, a stream) is fitted to them as `pointsman calibrate
