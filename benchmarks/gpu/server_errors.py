@@ -66,6 +66,31 @@ def block_tables(block: pl.DataFrame, has_neighbours: bool) -> dict[str, tuple[F
     return found
 
 
+def read_blocks(recording: Path) -> tuple[list[pl.DataFrame], list[str]]:
+    """What came between two pauses, and under which policy."""
+    lines = gzip.decompress(recording.read_bytes()).splitlines()
+    policies = {row["arrived_at"]: row["policy"] for row in map(json.loads, lines)}
+    plain = recording.with_suffix("")
+    plain.write_bytes(b"\n".join(lines))
+    try:
+        table = read_traffic(plain).sort("arrived_at")
+    finally:
+        plain.unlink()
+    number = np.concatenate([[0], np.cumsum(np.diff(table["arrived_at"].to_numpy()) > PAUSE_S)])
+    blocks = table.with_columns(block=pl.Series(number)).partition_by("block", maintain_order=True)
+    return blocks, [policies[block["arrived_at"][0]] for block in blocks]
+
+
+def fitted(tables: list[dict[str, tuple[Floats, Floats]]], power: float = 1.0) -> dict[str, Floats]:
+    """Of each server, what its steps cost. An answer's error is weighed by its seconds to this power."""
+    costs = {}
+    for name in tables[0]:
+        streams, seconds = (np.concatenate(column) for column in zip(*(t[name] for t in tables), strict=True))
+        weight = seconds**-power
+        costs[name] = nonnegative(streams * weight[:, None], seconds * weight)
+    return costs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -74,41 +99,27 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=1, help="how many blocks the costs are fitted to")
     parser.add_argument("--neighbours", action="store_true", help="with a cost of the others' steps")
     asked = parser.parse_args()
-    lines = gzip.decompress(asked.recording.read_bytes()).splitlines()
-    policies = {row["arrived_at"]: row["policy"] for row in map(json.loads, lines)}
-    plain = asked.recording.with_suffix("")
-    plain.write_bytes(b"\n".join(lines))
-    try:
-        table = read_traffic(plain).sort("arrived_at")
-    finally:
-        plain.unlink()
-    arrived = table["arrived_at"].to_numpy()
-    number = np.concatenate([[0], np.cumsum(np.diff(arrived) > PAUSE_S)])
-    parts = table.with_columns(block=pl.Series(number)).partition_by("block", maintain_order=True)
+    parts, policies = read_blocks(asked.recording)
     blocks = [block_tables(part, asked.neighbours) for part in parts]
-    costs = {}
-    for name in blocks[0]:
-        warm = [block[name] for block in blocks[: asked.warm_up]]
-        streams, seconds = (np.concatenate(column) for column in zip(*warm, strict=True))
-        costs[name] = nonnegative(streams / seconds[:, None], np.ones(len(seconds)))
-        print(name, "µs a step, prompt token, stream, neighbour's step:", (1e6 * costs[name]).round(1))
+    costs = fitted(blocks[: asked.warm_up])
+    for name, cost in costs.items():
+        print(name, "µs a step, prompt token, stream, neighbour's step:", (1e6 * cost).round(1))
     totals: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for k, (part, block) in enumerate(zip(parts, blocks, strict=True)):
+    for k, (policy, block) in enumerate(zip(policies, blocks, strict=True)):
         said = {name: float((streams @ costs[name]).sum()) for name, (streams, _) in block.items()}
         took = {name: float(seconds.sum()) for name, (_, seconds) in block.items()}
         cells = [
             f"{name[-4:]} {100 * (said[name] / took[name] - 1):+5.1f} ({len(block[name][1])} answers)"
             for name in block
         ]
-        policy = policies[part["arrived_at"][0]]
         print(f"{k:2} {policy:18}", "   ".join(cells))
         if k >= asked.warm_up:
             totals[policy].append((sum(took.values()), sum(said.values())))
     base = np.array(totals[BASELINE])
     for policy, sums in totals.items():
         if policy != BASELINE and len(sums) == len(base):
-            measured, fitted = np.exp(np.log(np.array(sums) / base).mean(axis=0)) - 1
-            print(f"{policy}: {100 * measured:+.1f} % measured, {100 * fitted:+.1f} % by the fit")
+            measured, by_fit = np.exp(np.log(np.array(sums) / base).mean(axis=0)) - 1
+            print(f"{policy}: {100 * measured:+.1f} % measured, {100 * by_fit:+.1f} % by the fit")
 
 
 if __name__ == "__main__":
