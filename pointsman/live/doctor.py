@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pointsman import __version__
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.router.config import Backend
 from pointsman.router.http.address import parse_url
@@ -108,7 +108,9 @@ def examine_server(
     try:
         health = ask("/health")
     except OSError as error:
-        return [Checkup(url, "reachable", "problem", f"does not answer ({error})", _unreachable(error))], None
+        return [
+            Checkup(url, "reachable", "problem", f"does not answer ({reason_of(error)})", _unreachable(error))
+        ], None
     findings = [_health(url, health), *_clock(url, health)]
     try:
         models = ask("/v1/models")
@@ -116,7 +118,7 @@ def examine_server(
         findings.append(_gauges(url, ask("/metrics")))
         version = _version(ask("/version"))
     except OSError as error:
-        what = f"answered /health, then not any more ({error})"
+        what = f"answered /health, then not any more ({reason_of(error)})"
         return [*findings, Checkup(url, "reachable", "problem", what, "look into its log")], None
     findings.append(_of_version(url, version))
     return findings, ServerFacts(url, version, tuple(read_models(models.body) or ()))
@@ -216,7 +218,9 @@ def examine_router(url: str, ca: Path | None, timeout_s: float) -> list[Checkup]
     try:
         health, models, metrics = ask("/health"), ask("/v1/models"), ask("/metrics")
     except OSError as error:
-        return [Checkup(url, "router", "problem", f"does not answer ({error})", _unreachable(error))]
+        return [
+            Checkup(url, "router", "problem", f"does not answer ({reason_of(error)})", _unreachable(error))
+        ]
     findings = [*_clock(url, health)]
     if models.status in (401, 403):
         remedy = f"set ${CLIENT.environment} to a key of a client"

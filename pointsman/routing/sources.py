@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, no_such_file
 from pointsman.spec import read_yaml
 
 LEARNED = "learned"
@@ -49,7 +49,7 @@ def look_up(text: str, heuristics: Sequence[str]) -> dict[str, Any]:
         remedy = f"did you mean {near[0]!r}?" if near else known
         raise InputError("policy", text, "unknown policy", remedy)
     if not path.exists():
-        raise InputError("policy", text, "no such file", "check the path")
+        raise no_such_file("policy", path)
     if path.suffix in _YAML:
         fields = _read_policy(path, heuristics)
     else:

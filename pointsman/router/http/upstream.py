@@ -19,6 +19,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from pointsman.errors import reason_of
 from pointsman.router.http.address import Address
 from pointsman.router.http.heads import Known, known_head
 from pointsman.router.http.inbox import Inbox, running_inbox
@@ -372,4 +373,4 @@ class Pool:
 def _why(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return _TIMED_OUT
-    return error.strerror or str(error) or type(error).__name__
+    return reason_of(error)
