@@ -88,6 +88,21 @@ def test_a_service_level_that_nothing_meets(cli: Cli, unequal: Path) -> None:
     assert result.status == 0
     assert "cannot serve this within the service level at any rate" in result.json["verdict"]["sentence"]
     assert set(result.json["target"]["more"].values()) == {None}
+    printed = cli("plan", unequal, *QUICK, "--set", "slo.tpot_s=0.0001").out
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["round-robin", "none"] in rows and ["least-outstanding", "none", "baseline"] in rows
+    assert ["1", "×", "H100", "none", "not", "enough"] in rows
+    assert "█" not in printed
+
+
+def test_servers_that_are_just_enough_are_named_once(cli: Cli, unequal: Path) -> None:
+    found = cli("plan", unequal, *QUICK, "--json").json
+    most = found["policies"]["late-binding"]["goodput_rps"]
+    result = cli("plan", unequal, *QUICK, "--target", f"{0.98 * most:.3f}", "--json").json
+    assert set(result["target"]["more"].values()) == {0}
+    said = " ".join(result["verdict"]["details"])
+    assert "it takes the servers that there are; one fewer of any kind is too few." in said
+    assert "as now" not in said
 
 
 def test_a_trace_is_played_faster_and_judged_by_blocks(cli: Cli, tmp_path: Path) -> None:
