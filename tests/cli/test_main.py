@@ -95,6 +95,14 @@ def test_a_terminal_without_unicode_is_no_traceback() -> None:
     assert b"4 ? A100-80" in done.stdout
 
 
+def test_paragraphs_of_help_are_broken_at_the_margin_alone(cli: Cli) -> None:
+    out = cli("train", "--help").out
+    lines = [line.strip() for line in out.partition("Arguments")[0].splitlines()]
+    paragraphs = [part.split("\n") for part in "\n".join(lines).split("\n\n")]
+    short = [line for part in paragraphs for line in part[:-1] if 0 < len(line) < 60]
+    assert short == []
+
+
 def test_help_shows_no_types_of_python(cli: Cli) -> None:
     """Typer would show `--json <bool>`, `--port <int>` and `CONFIG.yaml <list[Path]>`."""
     from pointsman.cli.main import app
