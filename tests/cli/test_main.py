@@ -229,6 +229,13 @@ def test_a_table_that_does_not_fit_is_a_list(monkeypatch: pytest.MonkeyPatch) ->
     with wide.capture() as capture:
         wide.print(table)
     assert "least-outstanding        50.9" in capture.get()
+    middle = Console(width=38, highlight=False)  # two words of the last column go into the next line
+    with middle.capture() as capture:
+        middle.print(table)
+    lines = capture.get().splitlines()
+    assert lines[2].split() == ["least-outstanding", "50.9", "+7", "%"]
+    assert lines[3].split() == ["[6,", "12]"]
+    assert max(map(len, lines)) <= 38
     with narrow.capture() as capture:
         narrow.print(table)
     assert capture.get().split("\n") == [
