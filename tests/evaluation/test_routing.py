@@ -96,5 +96,5 @@ def test_blocks_too_short_to_judge_by_are_told_before_training(
     path = tmp_path / "mine.yaml"
     path.write_text("workload: {trace: trace.csv}\ncluster: {replicas: 2, device: A100-80}\n")
     judge = RoutingSelection(parse_spec(RoutingSpec, {"scenarios": [str(path)]}, "env"))
-    with pytest.warns(PointsmanWarning, match="mine, selection: its 6 blocks last 0.6 s, a request"):
+    with pytest.warns(PointsmanWarning, match="mine, selection: its 4 blocks last 0.9 s, a request"):
         judge.baselines  # noqa: B018
