@@ -184,7 +184,7 @@ _NOT_A = {
 
 
 def _is_branch(part: int | str) -> bool:
-    """Whether it names the type that was tried, of several that a value may have, and no key."""
+    """Whether a part of pydantic's location names one of several types that a value may have, and no key."""
     return isinstance(part, str) and (part == "constrained-int" or "[" in part or part[:1].isupper())
 
 

@@ -71,7 +71,7 @@ def examine(
     ca: Path | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> list[Checkup]:
-    """`ca`: who signs certificates of servers that do not say it themselves, and of the router."""
+    """Check this machine, the servers and the router; `ca` signs for whoever names no authority."""
     findings = examine_here(policy)
     with ThreadPoolExecutor(max_workers=16) as pool:
         examined = list(pool.map(lambda backend: examine_server(backend, ca, timeout_s), backends))
@@ -102,7 +102,7 @@ def _policy(policy: str) -> Checkup:
 def examine_server(
     backend: Backend, ca: Path | None, timeout_s: float
 ) -> tuple[list[Checkup], ServerFacts | None]:
-    """-> None for one that does not answer"""
+    """Check one server by itself; -> no facts if it does not answer."""
     url = backend.url
     ask = _Asker(url, backend.ca or ca, backend.tls_name, os.environ.get(BACKEND_KEY), timeout_s)
     try:
@@ -167,7 +167,7 @@ def _said(gauges: ScrapedGauges) -> str:
 
 
 def _clock(subject: str, answer: Answered) -> list[Checkup]:
-    """Nothing of a server that does not say what time it is."""
+    """Compare its clock with ours; no finding if it does not say what time it is."""
     if answer.ahead_s is None:
         return []
     if abs(answer.ahead_s) <= MAX_CLOCK_S:
@@ -192,7 +192,7 @@ def _of_version(url: str, version: str | None) -> Checkup:
 
 
 def compare(servers: Sequence[ServerFacts]) -> list[Checkup]:
-    """What is wrong between servers that are well by themselves."""
+    """Find what is wrong between servers that are well by themselves."""
     findings = []
     for url, count in Counter(facts.url for facts in servers).items():
         if count > 1:

@@ -96,7 +96,7 @@ def read_traffic(path: Path) -> pl.DataFrame:
 
 
 def fit_traffic(table: pl.DataFrame, num_blocks: int | None = None, block_size: int = 16) -> list[TrafficFit]:
-    """One for each server; KV memory is no limit if nobody says how much there is."""
+    """Fit one description for each server; KV memory is no limit if nobody says how much there is."""
     memory = {} if num_blocks is None else {"num_blocks": num_blocks, "block_size": block_size}
     fits = []
     for (server,), rows in sorted(table.partition_by("server", as_dict=True).items(), key=str):

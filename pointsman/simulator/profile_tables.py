@@ -69,7 +69,7 @@ class Profile:
 
     @property
     def batching_factor(self) -> float:
-        """On attention time when a batch holds several sequences of the same kind."""
+        """The factor on attention time when a batch holds several sequences of the same kind."""
         model = self.deployment.model
         return BATCHING_FACTOR if model.num_heads > model.num_kv_heads else 1.0
 

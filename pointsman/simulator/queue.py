@@ -55,7 +55,7 @@ def find_head(sim):
 
 @kernel
 def find_line(sim):
-    """Whose first request is next; of two with the same turn, the one that arrived first."""
+    """Find the line whose first request is next; of two with the same turn, the one that arrived first."""
     router = sim.router
     next_turn_at = float("inf")
     head = NOBODY

@@ -249,7 +249,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.write(message)
 
     def hand_over(self, receiver: Receiver) -> None:
-        """What is still to come goes to another."""
+        """Hand what is still to come to another receiver."""
         self._receiver = receiver
 
     def abort(self) -> None:
@@ -270,7 +270,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.resume_reading()
 
     def _remember(self, data: bytes) -> None:
-        """The next response like this one needs no parser."""
+        """Keep the head, so that the next response like this one needs no parser."""
         is_good = 200 <= self._status < 300 and self._status != 204
         if not is_good or not self._keeps_alive or self._is_excessive:
             return

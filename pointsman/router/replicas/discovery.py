@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 class _BackendFile(Spec):
-    """Keys beside the backends, which `pointsman calibrate` writes for the simulator."""
+    """A file of servers. `pointsman calibrate` writes the other keys, for the simulator."""
 
     backends: list[Backend | str]
     replica: Mapping[str, Any] = {}
@@ -157,7 +157,7 @@ class KubernetesSource:
 
 
 def ready_endpoints(slices: Any, port: int | None, tls_name: str | None = None) -> list[Backend]:
-    """`port` None: the first port of each slice."""
+    """Read the ready endpoints of EndpointSlices; without a port, the first of each slice is taken."""
     urls = set()
     for one in slices["items"]:
         protocols = {entry["port"]: entry.get("appProtocol") for entry in one.get("ports") or []}
