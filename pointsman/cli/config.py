@@ -61,6 +61,6 @@ def _in_lines(key: str) -> str:
     lines = [""]
     for part in [*(f"{section}." for section in sections), name]:
         if len(lines[-1]) + len(part) > KEY_WIDTH and lines[-1]:
-            lines.append("  ")
+            lines.append("")
         lines[-1] += part
     return "\n".join(lines)

@@ -42,7 +42,7 @@ class FittedTable(Table):
         first, *others = self.columns
         width = max((len(str(column.header)) for column in others), default=0)
         for row, name in enumerate(first.cells):
-            yield Text.from_markup("".join(str(name).split("\n  ")), style="bold")
+            yield Text.from_markup("".join(str(name).split("\n")), style="bold")
             for column in others:
                 cell = " ".join(str(list(column.cells)[row]).split("\n"))
                 if cell:
