@@ -256,6 +256,10 @@ def _samples(text: bytes) -> dict[str, float]:
     return samples
 
 
+class _NoHttpError(OSError):
+    """Somebody is there, but speaks something else."""
+
+
 class _Asker:
     """GETs from one server, each on a connection of its own. Raises OSError where there is no answer."""
 
@@ -275,8 +279,10 @@ class _Asker:
             connection.request("GET", self._address.prefix + path, headers=self._headers)
             answer = connection.getresponse()
             body = answer.read()
-        except http.client.HTTPException as error:
-            raise OSError(f"no valid HTTP answer: {type(error).__name__}") from None
+        except http.client.RemoteDisconnected:
+            raise _NoHttpError("it closes the connection without an answer") from None
+        except http.client.HTTPException:
+            raise _NoHttpError("what it answers is not HTTP") from None
         finally:
             connection.close()
         return Answered(answer.status, body, time.monotonic() - started, _ahead_s(answer.getheader("date")))
@@ -301,6 +307,10 @@ def _ahead_s(date: str | None) -> float | None:
 def _unreachable(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return "give --backend-ca FILE, or renew its certificate"
+    if isinstance(error, _NoHttpError):
+        return "write https:// if it speaks TLS, or correct the port"
+    if isinstance(error, ssl.SSLError):
+        return "write http:// if it does not speak TLS, or correct the port"
     if isinstance(error, ConnectionRefusedError):
         return "start it, or correct the port"
     if isinstance(error, TimeoutError):
