@@ -103,7 +103,7 @@ class PlanReport:
             lowest = best.good_shares[0]
             details = [
                 f"Asked for: that {self.level_text}. At {number(float(best.tried_rps[0]))} requests/s it is "
-                f"{percent(float(lowest))}: allow more time in `slo`, or take faster servers."
+                f"{percent(float(lowest))}: allow more time (slo.ttft_s, slo.tpot_s), or take faster servers."
             ]
             return Verdict("worse", sentence, details)
         sentence = f"{self.cluster} serve {number(best.rate_rps)} requests/s in time, routed by {self.best}."
@@ -249,12 +249,12 @@ class PlanReport:
         policies = Section(
             "What each policy serves in time",
             table(["policy", *POLICY_COLUMNS], _escaped(self.policy_rows())),
-            [self._policy_figure(), self._share_figure()],
+            [*([] if self.is_hopeless else [self._policy_figure()]), self._share_figure()],
         )
         servers = Section(
             "What one more server buys",
             table(["servers", *self.kind_columns()], _escaped(self.kind_rows())),
-            [self._kind_figure()],
+            [] if self.is_hopeless else [self._kind_figure()],
         )
         return page(f"How much {self.cluster} can take", lead, [policies, servers])
 
@@ -273,7 +273,8 @@ class PlanReport:
         for name, one in self.policies.items():
             shares = [100 * share for share in one.good_shares.tolist()]
             lines.append(Line(name, one.tried_rps.tolist(), shares, *looks[name], has_dots=True))
-        lowest = max(0.0, 100 - 6 * 100 * (1 - self.share))  # what is hopeless leaves the frame
+        # What is hopeless leaves the frame, unless nothing else would be in it.
+        lowest = 0.0 if self.is_hopeless else max(0.0, 100 - 6 * 100 * (1 - self.share))
         y = Axis("requests within the service level", lowest, 100.5, _percents(lowest), unit=" %")
         rates = [rate for one in self.policies.values() for rate in one.tried_rps.tolist()]
         x = linear_axis("arrivals, requests/s", rates, "/s")

@@ -83,9 +83,12 @@ def test_a_target_that_is_met_takes_no_more(cli: Cli, unequal: Path) -> None:
     assert "leaves room for" in printed
 
 
-def test_a_service_level_that_nothing_meets(cli: Cli, unequal: Path) -> None:
-    result = cli("plan", unequal, *QUICK, "--set", "slo.tpot_s=0.0001", "--json")
+def test_a_service_level_that_nothing_meets(cli: Cli, unequal: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = cli("plan", unequal, *QUICK, "--set", "slo.tpot_s=0.0001", "--json", "--out", out)
     assert result.status == 0
+    page = (out / "report.html").read_text()
+    assert page.count("<figure>") == 1 and "`" not in page.partition("<script>")[0]
     assert "cannot serve this within the service level at any rate" in result.json["verdict"]["sentence"]
     assert set(result.json["target"]["more"].values()) == {None}
     printed = cli("plan", unequal, *QUICK, "--set", "slo.tpot_s=0.0001").out

@@ -63,6 +63,7 @@ def test_a_light_load_is_named_where_nothing_is_gained(rate_rps: float, gain: fl
     text = " ".join(verdict.details)
     assert f"({rate_rps:.0f} of 2,346 requests/s)" in text
     assert ("That is a light load" in text) is is_said
+    assert "`" not in text, "pages would show it as it is"
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
