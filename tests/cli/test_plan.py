@@ -113,6 +113,7 @@ def test_a_trace_is_played_faster_and_judged_by_blocks(cli: Cli, tmp_path: Path)
     result = cli("plan", config, *QUICK)
     assert result.status == 0, result.err
     assert max(map(len, result.out.splitlines())) <= 100
+    assert "60 requests are a burst, not a rate" in result.err
     printed = " ".join(result.out.split())
     assert "95 % intervals over 6 blocks of trace.csv" in printed
     assert re.search(r"The traffic of cluster, 5\.\d+ requests/s, could be \d+\.\d times as much\.", printed)
