@@ -64,6 +64,7 @@ BY_ARRIVAL = [
 ]
 BY_SIZE = [
     *(Row(kind, small_first=SMALL_FIRST) for kind in ("late-binding", "default")),
+    Row("late-binding", 96, small_first=SMALL_FIRST),
     *(Row(kind, None, OVERTAKE_S) for kind in ("late-binding", "default")),
     *(Row(kind, 96, OVERTAKE_S) for kind in ("hold-until-room", "late-binding", "gathering")),
 ]

@@ -1,32 +1,38 @@
 # Policies of `pointsman serve` before two and three vLLM servers with unequal shares of one GPU; see shares.sh for OUT, TRACE, ...
-#   compare_shares.sh start MODEL-FOLDER   servers with 60, 25 and 15 % of the card, and routers
-#   compare_shares.sh predict              warms up all servers under least-outstanding, calibrates each from that traffic
+#   compare_shares.sh start MODEL-FOLDER   servers with 60, 25 and (for three) 15 % of the card, and routers
+#   compare_shares.sh predict              warms up all servers under each policy of WARM, calibrates each from all that traffic
 #                                          (OUT/three-PORT.yaml, OUT/two-PORT.yaml), and writes down what the simulator says
 #                                          of the blocks: OUT/predicted-three.json, OUT/predicted-two.json
 #   compare_shares.sh blocks SECONDS       the next blocks of the list below, as long as these seconds last; again for the rest
-# CLOCK_MHZ fixes the card's clocks (as root), so that servers do not take each other's power; THREE_RATE and TWO_RATE are the
-# requests/s of the warm-up; BLOCK_S is how long requests come in a block; LOAD is their share of the calibrated capacity.
+# KINDS: 'three two', or one of them. CLOCK_MHZ fixes the card's clocks (as root), so that servers do not take each other's
+# power; THREE_RATE and TWO_RATE are the requests/s of the warm-up; BLOCK_S is how long requests come in a block; LOAD is their
+# share of the calibrated capacity; EXTRA=1 adds blocks of round-robin and some with free clocks at the end.
 here=$(cd "$(dirname "$0")" && pwd); out=${OUT:-results}; mkdir -p "$out"; python=${PYTHON:-python3}; pointsman=${POINTSMAN:-pointsman}
-began=$(date +%s); seconds=${BLOCK_S:-40}; rounds=${ROUNDS:-5 6 7}
-three=8101,8102,8103; two=8101,8102
+began=$(date +%s); seconds=${BLOCK_S:-40}; rounds=${ROUNDS:-5 6 7}; kinds=${KINDS:-three two}
+warm=${WARM:-least-outstanding default late-binding}
+three=8101,8102,8103; two=8101,8102; three_port=8110; two_port=8120; three_rate=${THREE_RATE:-14}; two_rate=${TWO_RATE:-12.5}
+case $kinds in *three*) all=$three; shares="60 25 15" ;; *) all=$two; shares="60 25" ;; esac
 since() { echo "  $(($(date +%s) - began)) s"; }
 list() {  # name, traffic, router, servers, policy
   for round in $rounds; do
-    case $round in
-    5) policies="least-outstanding default late-binding" ;;
-    6) policies="late-binding default least-outstanding" ;;
+    case $(($round % 3)) in
+    2) policies="least-outstanding default late-binding" ;;
+    0) policies="late-binding default least-outstanding" ;;
     *) policies="default least-outstanding late-binding" ;;
     esac
-    for policy in $policies; do echo "three_${round}_$policy three-$round 8110 $three $policy"; done
-    for policy in $policies; do echo "two_${round}_$policy two-$round 8120 $two $policy"; done
+    for kind in $kinds; do
+      port=${kind}_port
+      for policy in $policies; do echo "${kind}_${round}_$policy $kind-$round ${!port} ${!kind} $policy"; done
+    done
   done
-  echo "three_5_round-robin three-5 8110 $three round-robin"
+  [ -z "$EXTRA" ] && return
+  for kind in $kinds; do port=${kind}_port; echo "${kind}_5_round-robin $kind-5 ${!port} ${!kind} round-robin"; done
   if [ -n "$CLOCK_MHZ" ]; then  # the same with clocks as the card likes
+    kind=${kinds%% *}; port=${kind}_port
     for round in $rounds; do
-      for policy in least-outstanding default; do echo "free_${round}_$policy three-$round 8110 $three $policy"; done
+      for policy in least-outstanding default; do echo "free_${round}_$policy $kind-$round ${!port} ${!kind} $policy"; done
     done
   fi
-  echo "two_5_round-robin two-5 8120 $two round-robin"
 }
 block() {  # name, traffic, router, servers, policy
   timeout 170 $python "$here/router_blocks.py" block "$out/$2.jsonl" --name $1 --policy $5 --router $3 --admin $(($3 + 1)) \
@@ -37,31 +43,37 @@ backends() { for port in $(echo $1 | tr , ' '); do echo "--backend http://127.0.
 traffic() { $python "$here/block_traffic.py" single --trace "$TRACE" --out "$out/$1.jsonl" "${@:2}"; }
 case $1 in
 start)
-  [ -n "$2" ] && bash "$here/shares.sh" up "$2" 60 25 15
+  [ -n "$2" ] && bash "$here/shares.sh" up "$2" $shares
   [ -n "$CLOCK_MHZ" ] && nvidia-smi -lgc $CLOCK_MHZ,$CLOCK_MHZ
   # Whatever is compiled, is compiled while the servers start.
   head -n 200 "$here/h200/loads/load_0.3.csv" > "$out/tiny.csv"; $pointsman calibrate --traffic "$out/tiny.csv" > /dev/null 2>&1
   traffic tiny --rate 2 --seconds 5
   $python "$here/predict_blocks.py" "$out/tiny.jsonl" --servers "$here"/h200/shares/three-810?.yaml --runs 1 > /dev/null
   since
-  bash "$here/shares.sh" router 8110 three --policy least-outstanding $(backends $three) || exit 1
-  bash "$here/shares.sh" router 8120 two --policy least-outstanding $(backends $two) || exit 1
-  $python "$here/router_blocks.py" wait $three || { tail -n 30 "$out"/vllm-*.log; exit 1; }
+  for kind in $kinds; do
+    port=${kind}_port; bash "$here/shares.sh" router ${!port} $kind --policy least-outstanding $(backends ${!kind}) || exit 1
+  done
+  $python "$here/router_blocks.py" wait $all || { tail -n 30 "$out"/vllm-*.log; exit 1; }
   since
   ;;
 predict)
-  $python "$here/router_blocks.py" busy $three --trace "$TRACE" --streams 16 --seconds ${FIRST_S:-10}  # what is done only once
-  traffic warm-three --rate ${THREE_RATE:-12} --seconds $((7 * seconds / 4)) --seed 3
-  traffic warm-two --rate ${TWO_RATE:-11} --seconds $seconds --seed 4
-  block warm_3_three warm-three 8110 $three least-outstanding; block warm_4_two warm-two 8120 $two least-outstanding
-  for kind in three two; do
+  $python "$here/router_blocks.py" busy $all --trace "$TRACE" --streams 16 --seconds ${FIRST_S:-10}  # what is done only once
+  for kind in $kinds; do
+    port=${kind}_port; rate=${kind}_rate; seed=1  # other arrivals and lengths than those of the judged blocks
+    for policy in $warm; do
+      traffic warm-$kind-$seed --rate ${!rate} --seconds ${WARM_S:-$seconds} --seed $seed
+      block warm_${seed}_$kind-$policy warm-$kind-$seed ${!port} ${!kind} $policy
+      seed=$((seed + 1))
+    done
+  done
+  for kind in $kinds; do
     cp "$out/record-$kind.jsonl" "$out/warm-$kind-record.jsonl"
     for port in $(echo ${!kind} | tr , ' '); do
       $pointsman calibrate --url http://127.0.0.1:$port --traffic "$out/warm-$kind-record.jsonl" --out "$out/$kind-$port.yaml" 2>&1 &
     done
   done
   wait; since
-  for kind in three two; do
+  for kind in $kinds; do
     (
       files=; for round in $rounds; do
         traffic $kind-$round --servers "$out"/$kind-810?.yaml --load ${LOAD:-0.75} --seconds $seconds --seed $round
@@ -83,6 +95,6 @@ blocks)
   done
   [ -n "$watch" ] && kill $watch
   ;;
-*) sed -n '1,9s/^# *//p' "$0"; exit 2 ;;
+*) sed -n '1,11s/^# *//p' "$0"; exit 2 ;;
 esac
 exit 0

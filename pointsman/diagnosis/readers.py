@@ -1,4 +1,4 @@
-"""A run's log, ours or anybody's: a run directory, a CSV, TensorBoard event files."""
+"""A run's log, ours or anybody's: a run directory, a CSV, JSON, TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pointsman.diagnosis.tensorboard import read_scalars
 from pointsman.errors import InputError
 
 PROGRESS = "progress.csv"
+_TABLES = ("*.csv", "result.json", "trainer_state.json", "*.jsonl")
 
 
 def read_run(path: Path, own_map: Mapping[str, str] | None = None) -> RunLog:
@@ -32,7 +33,7 @@ def read_run(path: Path, own_map: Mapping[str, str] | None = None) -> RunLog:
     elif "tfevents" in path.name:
         table, kind = _events([path]), "TensorBoard"
     else:
-        table, kind = read_table(path), "CSV"
+        table, kind = read_table(path), _kind_of(path)
     writer, columns, names = translate(table.columns, own_map or {})
     theirs = {theirs: ours for ours, theirs in names.items()}
     broken_at = {theirs.get(name, name): row for name, row in table.broken_at.items()}
@@ -71,10 +72,17 @@ def _folder(path: Path, is_ours: bool) -> tuple[Table, str]:
         files = sorted(folders[0].glob("*tfevents*")) if folders else []
     if files:
         return _events(files), "TensorBoard"
-    tables = sorted(path.glob("*.csv"))
-    if len(tables) != 1:
+    tables = [one for ending in _TABLES for one in sorted(path.glob(ending))]
+    if not tables:
         raise InputError("RUN", str(path), "is not a run directory and holds no log", REMEDY)
-    return read_table(tables[0]), "CSV"
+    if len(tables) > 1:
+        some = ", ".join(one.name for one in tables[:6])
+        raise InputError("RUN", str(path), f"holds {len(tables)} logs", f"name one of them: {some}")
+    return read_table(tables[0]), _kind_of(tables[0])
+
+
+def _kind_of(table: Path) -> str:
+    return "JSON" if table.suffix in (".json", ".jsonl") else "CSV"
 
 
 def read_facts(folder: Path) -> RunFacts:

@@ -1,4 +1,5 @@
-"""CSV as it is found: comments before the header, headers again in the middle, rows that do not fit it."""
+"""Tables as they are found: CSV with comments before the header, headers again in the middle and rows that do
+not fit it; JSON (json_logs.py)."""
 
 from __future__ import annotations
 
@@ -15,10 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from pointsman.diagnosis.curves import Array
+from pointsman.diagnosis.json_logs import looks_like_json, read_json
 from pointsman.errors import InputError
+from pointsman.plain import counted
 
 DELIMITERS = ",;\t"
-REMEDY = "name a run directory, a CSV with one row an update or a decision, or TensorBoard event files"
+REMEDY = (
+    "name a run directory, a CSV or JSON with one row an update or a decision, or TensorBoard event files"
+)
 MIN_OF_A_KIND = 3  # rows of another length: fewer are damage
 _DECIMAL_COMMA = re.compile(r"^([+-]?\d+),(\d+(?:[eE][+-]?\d+)?)$")
 _NAME = re.compile(r"[A-Za-z_][\w ./()%-]*")
@@ -45,7 +50,10 @@ class CsvLine(NamedTuple):
 
 def read_table(path: Path) -> Table:
     """Lines of several shapes (one kind a decision, another an update) keep their own columns."""
-    lines = _lines(path)
+    text = _text(path)
+    if looks_like_json(text):
+        return _json_table(path, text)
+    lines = _lines(path, text)
     start = _header(lines)
     if start is None:
         raise InputError("RUN", str(path), "has no header with names of columns", REMEDY)
@@ -64,6 +72,15 @@ def read_table(path: Path) -> Table:
     if repeated:
         more_notes.append(f"columns that stand twice, the first counts: {', '.join(repeated)}")
     return _collect(named)._replace(notes=(*notes, *more_notes))
+
+
+def _json_table(path: Path, text: str) -> Table:
+    rows, num_damaged = read_json(text)
+    if not rows:
+        raise InputError("RUN", str(path), "holds no JSON object", REMEDY)
+    damaged = counted(num_damaged, "line")
+    notes = (f"skipped, because no JSON object: {damaged}",) if num_damaged else ()
+    return _collect(rows)._replace(notes=notes)
 
 
 def _under_headers(lines: Sequence[list[str]]) -> tuple[list[CsvLine], list[tuple[str, ...]]]:
@@ -178,8 +195,7 @@ def _collect(named: Sequence[tuple[list[str], list[str]]]) -> Table:
     return Table(columns, broken_at, (), words)
 
 
-def _lines(path: Path) -> list[list[str]]:
-    """The cells of each line that is not blank or a comment."""
+def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
         is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Windows writes it
@@ -191,6 +207,11 @@ def _lines(path: Path) -> list[list[str]]:
         raise InputError("RUN", str(path), f"cannot be read ({reason})", REMEDY) from None
     if "\0" in text:
         raise InputError("RUN", str(path), "is not text", REMEDY)
+    return text
+
+
+def _lines(path: Path, text: str) -> list[list[str]]:
+    """The cells of each line that is not blank or a comment."""
     kept = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if not kept:
         raise InputError("RUN", str(path), "is empty", REMEDY)

@@ -65,7 +65,7 @@ class Scenario:
         plain = load_config(None, (), self.data(seed) | {"seed": seed})
         if not overrides and not plain.cluster.events:
             return plain
-        config = load_config(None, overrides, self.data(seed) | {"seed": seed})
+        config = load_config(None, overrides, _without_traffic(self.data(seed), overrides) | {"seed": seed})
         if not plain.cluster.events or config.cluster.events != plain.cluster.events:
             return config  # none, or given by the user, in seconds
         window_s = expected_window_s(config)
@@ -74,6 +74,16 @@ class Scenario:
         )
         cluster = config.cluster.model_copy(update={"events": events})
         return config.model_copy(update={"cluster": cluster})
+
+
+def _without_traffic(data: Data, overrides: Sequence[str]) -> Data:
+    """A trace that a user sets takes the place of a scenario's own traffic; the cluster stays."""
+    keys = [override.partition("=")[0] for override in overrides]
+    if not any(key == "workload.trace" or key.startswith("workload.trace.") for key in keys):
+        return data
+    own = ("arrivals", "lengths", "prefixes", "requests")
+    workload = {key: value for key, value in data["workload"].items() if key not in own}
+    return data | {"workload": workload}
 
 
 def expected_window_s(config: Config, base_dir: Path | None = None) -> float:

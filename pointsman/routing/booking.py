@@ -63,6 +63,9 @@ RATE_INTERVAL_S = 0.05  # and brought up to date this often
 PREFILL_WINDOW_S = 10.0  # of the share of time that prompts take
 LEARN_LENGTH = 0.05  # weight of a finished request in the estimate of its length class
 LEARN_HITS = 0.05  # and in the cached share of prompts
+SMALL_TOKENS = 512  # of prompt and output: fewer are of size 0; each doubling is one size more
+NUM_SIZES = 10
+LEARN_SIZE = 0.01  # a request moves the usual size by so much, up or down
 
 
 @inlined
@@ -74,6 +77,21 @@ def signals_of(router):
 @kernel
 def length_class(prompt_tokens):
     return min(NUM_LENGTH_CLASSES - 1, math.frexp(prompt_tokens)[1] - 1)
+
+
+@kernel
+def size_class(tokens):
+    """How large a request of so many tokens is, prompt and output, from 0 to NUM_SIZES - 1."""
+    return min(max(math.frexp(tokens / SMALL_TOKENS)[1], 0), NUM_SIZES - 1)
+
+
+@kernel
+def learn_size(router, tokens):
+    """The usual size is a running median, taken in the middle of its class."""
+    size = size_class(tokens) + 0.5
+    if router.usual_size == 0.0:
+        router.usual_size = size
+    router.usual_size += LEARN_SIZE if size > router.usual_size else -LEARN_SIZE
 
 
 @kernel
@@ -93,6 +111,7 @@ def book_sent(router, k, i, prompt_tokens, expected_tokens, links, num_links, an
     if router.prefixes != 0:
         book_prefixes(router, k, i, links, num_links, answer_key, now)
     ticket.expected_output = int(expected_tokens)
+    learn_size(router, prompt_tokens + expected_tokens)
     ticket.num_output = 0
     ticket.sent_at = now
     ticket.is_started = 0

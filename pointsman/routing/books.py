@@ -132,6 +132,14 @@ class Books:
         """The slots of the replicas there are, in the order of the table's columns."""
         return tuple(self._slots)
 
+    @property
+    def num_accepting(self) -> int:
+        return int(self._router.num_accepting)
+
+    @property
+    def usual_size(self) -> float:
+        return float(self._router.usual_size)
+
     def name(self, slot: int) -> str:
         return self._names[self._rows[slot]]
 

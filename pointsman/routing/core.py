@@ -157,13 +157,15 @@ class Core:
         Of two whose turn it is at the same time, the first.
         """
         at = _clock(now)
+        waiting = list(held)
+        order = self._order.among(len(waiting), self._books.num_accepting, self._books.usual_size)
 
         def turn_at(request: Request) -> float:
             if request.size == NOBODY:
                 request.size = self._books.size_of(request.prompt_tokens, request.max_tokens)
-            return self._order.turn_at(request.arrived_at, request.size, at)
+            return order.turn_at(request.arrived_at, request.size, at)
 
-        return min(held, key=turn_at)
+        return min(waiting, key=turn_at)
 
     def sent(self, request: Request, replica: str, streams: bool = True, now: float | None = None) -> int:
         """-> a ticket for this sending. `streams`: its tokens will be seen one by one."""

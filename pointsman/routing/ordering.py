@@ -2,8 +2,13 @@
 
 In order of arrival, unless small ones go first. With `small_first` p, a wait counts the less the larger the
 request is, 2^-p as much with each doubling: of 0.4, half as much for a request six times as large. This is
-a policy's own, and costs no tail to speak of, because who has waited for long yields to few. With
-`overtake_s`, the router's setting for more traffic than servers can take, the largest counts as one that
+a policy's own, and costs no tail to speak of, because who has waited for long yields to few.
+
+In a crowd, past saturation, it would: whatever small ones gain, large ones then wait. So if more than `CROWD`
+requests a replica are held, those of the usual size or more count alike, and smaller ones gain so much more.
+They are little work, so that nobody waits much longer for them.
+
+With `overtake_s`, the router's setting for more traffic than servers can take, the largest counts as one that
 arrived so much later. Whoever has waited for `max_hold_s` goes before all who have not, however many small
 ones come.
 
@@ -14,17 +19,16 @@ that wait form `NUM_SIZES` lines, and the next is the first of one of them.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import NamedTuple
 
 from pointsman.compiled.jit import entry_point, kernel
-from pointsman.routing.booking import expected_output
+from pointsman.routing.booking import NUM_SIZES, expected_output, size_class
 from pointsman.routing.records import UNKNOWN, router_at
 
-SMALL_TOKENS = 512  # fewer are of size 0; each doubling is one size more
-NUM_SIZES = 10
 SMALL_FIRST = 0.4  # of trained policies; more gains more of the mean, and pays with P99 TTFT in overload
+CROWD = 16.0  # requests held for each replica that accepts any: more are a crowd
+GAIN_IN_CROWD = 2.5  # how much more sizes count there, up to the usual one
 LARGE = 6  # the size from which on requests give way by all of `overtake_s`
 
 
@@ -37,8 +41,7 @@ def size_of(router, prompt_tokens, max_tokens):
     output_tokens = expected_output(router, prompt_tokens)
     if max_tokens != UNKNOWN:
         output_tokens = min(output_tokens, float(max_tokens))
-    doublings = math.frexp((prompt_tokens + output_tokens) / SMALL_TOKENS)[1]
-    return min(max(doublings, 0), NUM_SIZES - 1)
+    return size_class(prompt_tokens + output_tokens)
 
 
 @partial(entry_point, keeps_gil=True)
@@ -47,8 +50,23 @@ def expected_size(routers, prompt_tokens, max_tokens):
     return size_of(router_at(routers, 0), prompt_tokens, max_tokens)
 
 
+def sizes_that_count(
+    small_first: float, num_held: int, num_accepting: int, usual_size: float
+) -> tuple[float, int]:
+    """`small_first` where so many are held for so many replicas, and from which size on all count alike."""
+    if num_held <= CROWD * max(num_accepting, 1):
+        return small_first, NUM_SIZES - 1
+    return min(GAIN_IN_CROWD * small_first, 1.0), int(usual_size)
+
+
 def turn_at(
-    arrived_at: float, size: int, now: float, overtake_s: float, max_hold_s: float, small_first: float
+    arrived_at: float,
+    size: int,
+    now: float,
+    overtake_s: float,
+    max_hold_s: float,
+    small_first: float,
+    largest: int,
 ) -> float:
     """When a request counts as arrived; the lowest is next.
 
@@ -57,13 +75,12 @@ def turn_at(
     waited_s = now - arrived_at
     if waited_s >= max_hold_s or size == 0:
         return arrived_at
-    counted_later_s: float = (
-        waited_s * (1.0 - 2.0 ** (-small_first * size)) + overtake_s * min(size, LARGE) / LARGE
-    )
+    slower = 1.0 - 2.0 ** (-small_first * min(size, largest))
+    counted_later_s: float = waited_s * slower + overtake_s * min(size, LARGE) / LARGE
     return arrived_at + counted_later_s
 
 
-compiled_turn_at = kernel(turn_at)
+compiled_sizes_that_count, compiled_turn_at = kernel(sizes_that_count), kernel(turn_at)
 
 
 class Order(NamedTuple):
@@ -72,10 +89,16 @@ class Order(NamedTuple):
     overtake_s: float
     max_hold_s: float
     small_first: float = 0.0
+    largest: int = NUM_SIZES - 1  # larger ones count as this
 
     @property
     def is_by_size(self) -> bool:
         return self.overtake_s > 0.0 or self.small_first > 0.0
+
+    def among(self, num_held: int, num_accepting: int, usual_size: float) -> Order:
+        """The order while so many are held for so many replicas."""
+        share, largest = sizes_that_count(self.small_first, num_held, num_accepting, usual_size)
+        return self._replace(small_first=share, largest=largest)
 
     def turn_at(self, arrived_at: float, size: int, now: float) -> float:
         return turn_at(arrived_at, size, now, *self)

@@ -35,6 +35,7 @@ ROUTER = np.dtype(
         ("max_hold_s", "f8"),  # after this a request must be sent
         ("overtake_s", "f8"),  # smaller ones that arrived up to so much later go first (ordering.py)
         ("small_first", "f8"),  # how much the size of a request slows down its ageing; that of the policy
+        ("usual_size", "f8"),  # of the requests that were sent
         ("books", "i8"),  # of all processes and routers (sharing.py)
         ("num_books", "i8"),  # 0 or 1: nobody else's
         ("own_book", "i8"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pointsman.compiled.memory import Records
 from pointsman.compiled.random import first_state
-from pointsman.routing.ordering import NUM_SIZES
+from pointsman.routing.booking import NUM_SIZES
 from pointsman.routing.policy import fill_memory
 from pointsman.routing.prefixes import NUM_BYTES, WAYS, PrefixIndex, num_sets_in
 from pointsman.routing.records import (

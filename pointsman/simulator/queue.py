@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pointsman.compiled.jit import kernel
-from pointsman.routing.ordering import NUM_SIZES, compiled_turn_at, size_of
+from pointsman.routing.booking import NUM_SIZES
+from pointsman.routing.ordering import compiled_sizes_that_count, compiled_turn_at, size_of
 from pointsman.routing.records import NOBODY, UNKNOWN
 from pointsman.simulator.events import ROUTER_WAKES, encode, push_now
 from pointsman.simulator.sequences import last_token_at
@@ -57,6 +58,9 @@ def find_head(sim):
 def find_line(sim):
     """Find the line whose first request is next; of two with the same turn, the one that arrived first."""
     router = sim.router
+    small_first, largest = compiled_sizes_that_count(
+        router.small_first, router.queue_size, router.num_accepting, router.usual_size
+    )
     next_turn_at = float("inf")
     head = NOBODY
     for size in range(NUM_SIZES):
@@ -65,7 +69,7 @@ def find_line(sim):
             continue
         arrived_at = request_at(sim.requests, i).arrived_at
         turn_at = compiled_turn_at(
-            arrived_at, size, sim.now, router.overtake_s, router.max_hold_s, router.small_first
+            arrived_at, size, sim.now, router.overtake_s, router.max_hold_s, small_first, largest
         )
         if turn_at < next_turn_at or (turn_at == next_turn_at and is_older(sim, i, head)):
             next_turn_at = turn_at

@@ -27,7 +27,7 @@ REQUEST_NAMES: Mapping[str, Names] = {
         *("num_prefill_tokens", "prompt_tokens", "num_prompt_tokens", "input_tokens", "num_input_tokens"),
         *("context_tokens", "request_tokens", "prefill_tokens", "input_length", "prompt_length"),
         *("prompt_len", "input_len", "prompt_token_count", "input_token_count", "prompt_tokens_count"),
-        *("n_prompt_tokens", "tokens_in", "tokens_prompt", "prompt_size", "isl"),
+        *("n_prompt_tokens", "tokens_in", "tokens_prompt", "prompt_size", "isl", "input_usage"),
     ),
     "num_decode_tokens": (
         *("num_decode_tokens", "completion_tokens", "num_completion_tokens", "output_tokens"),
@@ -35,7 +35,7 @@ REQUEST_NAMES: Mapping[str, Names] = {
         *("response_tokens", "decode_tokens", "output_length", "completion_length", "response_length"),
         *("output_len", "completion_len", "expected_output_len", "completion_token_count"),
         *("output_token_count", "candidates_token_count", "n_completion_tokens", "tokens_out"),
-        *("tokens_completion", "osl"),
+        *("tokens_completion", "osl", "output_usage"),
     ),
     "session": ("session_id", "session", "conversation_id", "chat_id", "thread_id"),
     "block_hashes": ("hash_ids", "block_hashes", "block_hash_ids", "prefix_hashes"),

@@ -12,11 +12,13 @@ Where a file has hashes of the blocks of each prompt (Mooncake's `hash_ids`), re
 as those are equal; `block_tokens` says how long a block is.
 
 Times start at 0 unless `start_at_zero` is false, and rows are sorted by them; how a file was understood is
-said (reading.py). Times are parsed exactly: the shortest decimal of a double gives that double.
+said (reading.py). Times are parsed exactly: the shortest decimal of a double gives that double. Only where a
+log counts whole seconds or minutes are the requests of each spread over it: together they would be bursts
+that never were.
 
 A length of 0 is an error in formats that have none: Azure 2023 has no prompt below 2 and no output below 6
-tokens, Mooncake none below 891 and 1. BurstGPT and logs record failed requests with 0: these are left out,
-with a warning. Vidur's clipping (`max_tokens`) lifts 0 to 1.
+tokens, Mooncake none below 891 and 1. BurstGPT and logs record failed requests with 0, or with no output
+length at all: these are left out, with a warning. Vidur's clipping (`max_tokens`) lifts 0 to 1.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ _MAX_TOKENS = np.iinfo(np.int32).max
 _FIX_LENGTH = "correct or remove the row, or set workload.max_tokens to lift 0 to 1 as Vidur does"
 _LONGEST_GAP = 0.5  # of the time from the first to the last request
 _FEWEST_WITH_A_RATE = 30  # requests
+_CLOCKS_S = (60.0, 1.0)  # whole minutes, whole seconds
+_FEWEST_CLOCK_READINGS = 10  # fewer may well be batches
+_SHARED = 0.2  # of the requests must have come at the same reading as another
 _TIMES = {"arrived_at": "arrival times"}
 _LENGTHS = {"num_prefill_tokens": "prompt lengths", "num_decode_tokens": "output lengths"}
 
@@ -96,7 +101,9 @@ def read_trace(
     trace = Workload(
         arrived_at=_seconds(times, file.start_at_zero) if times else np.zeros(num_rows),
         num_prefill_tokens=_token_counts(table, columns["num_prefill_tokens"], min_tokens),
-        num_decode_tokens=_token_counts(table, columns["num_decode_tokens"], min_tokens),
+        num_decode_tokens=_token_counts(
+            table, columns["num_decode_tokens"], min_tokens, empty_is_zero=form.zero_is_failure
+        ),
         session=_sessions(table, columns.get("session")),
         request_id=np.arange(num_rows),
     )
@@ -142,6 +149,9 @@ def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: 
         trace = take(trace, np.argsort(trace.arrived_at, kind="stable"))
     if file.start_at_zero:  # also where the first row was left out
         trace = replace(trace, arrived_at=trace.arrived_at - trace.arrived_at[0])
+    clock_s = _coarse_clock_s(trace.arrived_at) if file.time_unit is None and _may_be_coarse(times) else None
+    if clock_s is not None:
+        trace = replace(trace, arrived_at=_spread(trace.arrived_at, clock_s))
     first_s, last_s = float(trace.arrived_at[0]), float(trace.arrived_at[-1])
     _warn_of_a_gap(trace, file.path)
     reading = TraceReading(
@@ -155,9 +165,31 @@ def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: 
         first_date=times.first_date(),
         shifted_by_s=float(times.seconds().min()) - first_s,
         num_out_of_order=num_out_of_order,
+        spread_over_s=clock_s,
     )
     reading.say()
     return replace(trace, reading=reading)
+
+
+def _may_be_coarse(times: Times) -> bool:
+    """Who writes milliseconds could have told requests apart."""
+    return times.what == "dates" or times.ticks_per_s == 1.0
+
+
+def _coarse_clock_s(arrived_at: NDArray[np.float64]) -> float | None:
+    """The clock by which so many requests seem to come together; None if they do not."""
+    readings, counts = np.unique(arrived_at, return_counts=True)
+    num_shared = int(counts[counts > 1].sum())
+    if len(readings) < _FEWEST_CLOCK_READINGS or num_shared < _SHARED * len(arrived_at):
+        return None
+    return next((clock_s for clock_s in _CLOCKS_S if not np.any(readings % clock_s)), None)
+
+
+def _spread(arrived_at: NDArray[np.float64], clock_s: float) -> NDArray[np.float64]:
+    """Evenly over the second or minute that they share, in their order."""
+    _, firsts, counts = np.unique(arrived_at, return_index=True, return_counts=True)
+    place = np.arange(len(arrived_at)) - np.repeat(firsts, counts)
+    return arrived_at + clock_s * place / np.repeat(counts, counts)
 
 
 def _warn_of_a_gap(trace: Workload, path: str) -> None:
@@ -176,7 +208,13 @@ def _warn_of_a_gap(trace: Workload, path: str) -> None:
         warnings.warn(what, PointsmanWarning, stacklevel=2)
 
 
-def _token_counts(table: RawTable, column: str, min_tokens: int) -> NDArray[np.int32]:
+def _token_counts(
+    table: RawTable, column: str, min_tokens: int, empty_is_zero: bool = False
+) -> NDArray[np.int32]:
+    if empty_is_zero and table.frame[column].dtype == pl.String:
+        is_empty = pl.col(column).fill_null("").str.strip_chars() == ""
+        frame = table.frame.with_columns(pl.when(is_empty).then(pl.lit("0")).otherwise(column).alias(column))
+        table = replace(table, frame=frame)
     numbers = read_numbers(table, column)
     too_few = f"fewer than {min_tokens} tokens"
     table.reject(column, numbers < 0, too_few, FIX_ROW)
@@ -219,7 +257,7 @@ def _without_failures(trace: Workload, path: Path) -> Workload:
     if num_failures == 0:
         return trace
     if num_failures == len(trace):
-        raise InputError("trace file", str(path), "every request failed (0 tokens)", "give another file")
-    text = f"{path}: {num_failures} of {len(trace)} requests failed (0 tokens) and are left out"
+        raise InputError("trace file", str(path), "every request failed (no tokens)", "give another file")
+    text = f"{path}: {num_failures} of {len(trace)} requests failed (no tokens) and are left out"
     warnings.warn(PointsmanWarning(text), stacklevel=2)
     return take(trace, np.flatnonzero(is_served))

@@ -24,6 +24,7 @@ class TraceReading:
     first_date: str | None  # UTC, where times are dates or Unix times
     shifted_by_s: float  # taken off all times, so that the first is 0
     num_out_of_order: int
+    spread_over_s: float | None = None  # a coarse clock: what it counts alike was spread over it
 
     def say(self) -> None:
         _log.info("%s", self)
@@ -42,6 +43,11 @@ class TraceReading:
         }
         if others:
             parts.append(", ".join(f"{field} = {name}" for field, name in others.items()))
+        if self.spread_over_s:
+            clock = "minute" if self.spread_over_s > 1 else "second"
+            parts.append(
+                f"requests of one {clock} are spread evenly over it (time_unit: s keeps them together)"
+            )
         if self.num_out_of_order:
             parts.append(f"{self.num_out_of_order:,} rows were out of order and are sorted")
         return "; ".join(parts)

@@ -29,7 +29,6 @@ from pointsman.simulator.state import REQUEST
 from pointsman.workload.spec import Rated
 from pointsman.workload.tables import load_table
 
-# The names of the issue.
 NAMES = [
     "steady-chat",
     "light-chat",
@@ -54,6 +53,13 @@ def load(config: Config) -> float:
     assert isinstance(config.workload.arrivals, Rated)
     assert config.workload.arrivals.load is not None
     return config.workload.arrivals.load
+
+
+def test_a_trace_takes_the_place_of_a_scenarios_traffic() -> None:
+    config = find_scenario(DEFAULT).config(0, ["workload.trace=mine.csv", "workload.trace.load=0.5"])
+    assert config.workload.trace is not None
+    assert (config.workload.trace.path, config.workload.trace.load) == ("mine.csv", 0.5)
+    assert config.cluster == find_scenario(DEFAULT).config(0).cluster
 
 
 def test_all_are_there() -> None:

@@ -23,6 +23,7 @@ class FakeBooks:
         self.num_tokens: dict[int, int] = {}
         self.signals: dict[int, dict[str, float]] = {}  # by slot; 0 where nothing is said
         self.estimates: dict[int, Estimate] = {}
+        self.usual_size = 9.5  # all sizes count
         self._num_tickets = 0
 
     def add(self, name: str, told: Mapping[str, float] | None) -> int:
@@ -37,7 +38,7 @@ class FakeBooks:
         return prompt_tokens
 
     def size_of(self, prompt_tokens: int, max_tokens: int) -> int:
-        return prompt_tokens.bit_length()
+        return min(max(prompt_tokens.bit_length() - 9, 0), 9)
 
     def set_accepting(self, slot: int, accepting: bool) -> None:
         self.accepting[slot] = accepting

@@ -145,7 +145,7 @@ def test_both_take_small_requests_first(kind: str, overtake_s: float) -> None:
     workload = make_workload(np.cumsum(rng.exponential(0.02, 200)), prompts, rng.integers(1, 80, 200))
     spec = spec_of(kind).model_copy(update={"small_first": 0.0 if overtake_s else 0.4})
     if kind != "default":
-        spec = spec.model_copy(update={"stream_limit": 6})
+        spec = spec.model_copy(update={"stream_limit": 5})
     simulated = simulate(spec, workload, overtake_s)
     both = replay_by_core(simulated, spec, overtake_s)
     assert [simulated for simulated, _ in both] == [decided for _, decided in both]

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulator.factories import AdvisedRun, Run, assert_same_outcome, make_cluster, make_policy, make_workload
 
+from pointsman.routing.booking import NUM_SIZES
 from pointsman.routing.books import Books
 from pointsman.routing.core import Core, Request
-from pointsman.routing.ordering import NUM_SIZES, Order
+from pointsman.routing.ordering import Order
 from pointsman.routing.policy import PolicySpec
 from pointsman.workload import Workload
 
@@ -91,26 +92,61 @@ def test_sizes_slow_down_ageing(policy: PolicySpec) -> None:
     workload = make_workload(np.cumsum(rng.exponential(0.05, 150)), prompts, rng.integers(1, 60, 150))
     cluster = make_ordered(max_hold_s=25.0)
     run = AdvisedRun(cluster, workload, policy)
-    slower: dict[int, float] = {}
-    num_overtaken = num_overdue = 0
+    doublings: dict[int, float] = {}
+    num_overtaken = num_overdue = num_crowds = 0
     for request in run.decisions():
         now, rows = float(run.sim.now), run.requests
         waiting = np.flatnonzero((rows["arrived_at"] <= now) & (rows["dispatched_at"] < 0)).tolist()
         for i in waiting:
-            if i not in slower:
+            if i not in doublings:
                 prompt = int(rows["num_prefill"][i])
                 tokens = prompt + run.clusters.arrays("output_estimate")[0][prompt.bit_length() - 1]
-                doublings = np.clip(np.floor(np.log2(tokens)) - 8, 0, 9)
-                slower[i] = 1.0 if doublings == 0 else 2.0 ** (policy.small_first * doublings)
+                doublings[i] = np.clip(np.floor(np.log2(tokens)) - 8, 0, 9)
+        is_crowd = len(waiting) > 32  # of two replicas
+        power = min(1.0, 2.5 * policy.small_first) if is_crowd else policy.small_first
+        usual = np.floor(run.sim.router.usual_size) if is_crowd else 9
         overdue = [i for i in waiting if now - rows["arrived_at"][i] >= 25.0]
-        waits = {i: (now - rows["arrived_at"][i]) / (1.0 if i in overdue else slower[i]) for i in waiting}
+        waits = {}
+        for i in waiting:
+            slower = 1.0 if i in overdue else 2.0 ** (power * min(doublings[i], usual))
+            waits[i] = (now - rows["arrived_at"][i]) / slower
         longest = max(waits[i] for i in overdue or waiting)
         assert waits[request] == pytest.approx(longest, rel=1e-9)
         num_overdue += bool(overdue)
+        num_crowds += is_crowd
         num_overtaken += request != waiting[0]
         run.action = run.advice()
-    assert num_overtaken > 50 and num_overdue > 0
+    assert num_overtaken > 50 and num_overdue > 0 and num_crowds > 20
     assert_same_outcome(Run(cluster, workload, policy).to_end(), run)
+
+
+def test_the_usual_size_is_the_median_of_what_was_sent() -> None:
+    rng = np.random.default_rng(7)
+    prompts = (2.0 ** rng.normal(11.0, 2.0, 3000)).astype(int).clip(1, 2**16)
+    run = Run(make_ordered(), make_workload(np.arange(3000) * 2.0, prompts, 4), ONE_AT_A_TIME).to_end()
+    sizes = np.clip(np.floor(np.log2(prompts + 4)) - 8, 0, 9)
+    assert int(run.sim.router.usual_size) == np.median(sizes)
+
+
+def test_past_saturation_small_ones_gain_and_large_ones_hardly_pay() -> None:
+    rng = np.random.default_rng(6)
+    prompts = (2.0 ** rng.uniform(8.0, 14.0, 1500)).astype(int)
+    swamped = make_workload(np.cumsum(rng.exponential(0.02, 1500)), prompts, 4)
+    by_arrival, by_size = (
+        waits_s(Run(make_ordered(), swamped, small_first(share)).to_end()) for share in (0.0, 0.4)
+    )
+    assert by_size.mean() < 0.9 * by_arrival.mean()
+    assert by_size.max() < 1.1 * by_arrival.max()
+
+
+def test_a_crowd_has_an_order_of_its_own() -> None:
+    order = Order(0.0, 60.0, 0.4)
+    assert order.among(32, 2, 2.5) == order.among(0, 0, 2.5) == order
+    crowded = order.among(33, 2, 2.5)
+    assert (crowded.small_first, crowded.largest) == (1.0, 2)
+    assert crowded.turn_at(0.0, 2, 10.0) == crowded.turn_at(0.0, 9, 10.0) > crowded.turn_at(0.0, 1, 10.0)
+    by_arrival = Order(0.0, 60.0).among(99, 1, 2.5)
+    assert by_arrival.turn_at(3.0, 0, 10.0) == by_arrival.turn_at(3.0, 9, 10.0)
 
 
 @pytest.mark.parametrize("policy", [ONE_AT_A_TIME, make_policy("late-binding", stream_limit=2)])

@@ -529,3 +529,43 @@ def test_rows_out_of_order_are_sorted_and_said(tmp_path: Path) -> None:
     workload = read(vidur_file(tmp_path, "5,1,1", "3,2,1", "9,3,1"))
     assert workload.request_id.tolist() == [1, 0, 2]
     assert str(workload.reading).endswith("; 1 rows were out of order and are sorted")
+
+
+def test_a_log_of_whole_seconds_has_no_bursts_that_never_were(tmp_path: Path) -> None:
+    seconds = [1_770_000_000 + k // 4 for k in range(80)]
+    path = write(
+        tmp_path, "created,prompt_tokens,completion_tokens\n" + "".join(f"{s},9,9\n" for s in seconds)
+    )
+    workload = read(path)
+    assert workload.arrived_at.tolist() == [k / 4 for k in range(80)]
+    assert "spread evenly" in str(workload.reading)
+    together = read(path, time_unit="s")
+    assert together.arrived_at.tolist() == [k // 4 for k in range(80)]
+    assert "spread" not in str(together.reading)
+
+
+def test_dates_of_whole_minutes_are_spread_over_the_minute(tmp_path: Path) -> None:
+    rows = "".join(f"2026-05-10 12:{k // 3:02d},9,9\n" for k in range(60))
+    workload = read(write(tmp_path, f"time,prompt_tokens,completion_tokens\n{rows}"))
+    assert workload.arrived_at.tolist() == [20.0 * k for k in range(60)]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [0.0] * 40,  # one batch
+        [10.0 * (k // 8) for k in range(64)],  # eight batches
+        [k + 0.5 * (k == 7) for k in range(40) for _ in range(2)],  # a finer clock
+        [float(k) for k in range(40)],  # nobody shares a second
+    ],
+)
+def test_other_requests_that_come_together_stay_together(tmp_path: Path, times: list[float]) -> None:
+    rows = "".join(f"{at!r},9,9\n" for at in times)
+    workload = read(write(tmp_path, f"{VIDUR_HEADER}\n{rows}"), start_at_zero=False)
+    assert workload.arrived_at.tolist() == times
+
+
+def test_a_log_has_no_output_for_what_failed(tmp_path: Path) -> None:
+    path = write(tmp_path, "timestamp,prompt_tokens,completion_tokens\n1.5,9,9\n2.5,9,\n3.5,9,4\n")
+    with pytest.warns(PointsmanWarning, match=r"1 of 3 requests failed \(no tokens\) and are left out"):
+        assert as_rows(read(path)) == [(0.0, 9, 9), (2.0, 9, 4)]

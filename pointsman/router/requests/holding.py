@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -145,10 +145,10 @@ class Dispatcher:
 
     def fronts(self) -> list[FirstInLine]:
         """Whose turn it is, for every priority and model."""
-        now = monotonic()
+        turn_at = self._turns(monotonic())
         found: dict[tuple[int, str | None], FirstInLine] = {}
         for priority, lines in enumerate(self._lines):
-            for line in sorted(lines.values(), key=lambda line: self._turn_at(line[0], now)):
+            for line in sorted(lines.values(), key=lambda line: turn_at(line[0])):
                 first = line[0]
                 front = FirstInLine(priority, first.arrived_at, first.model, first.size)
                 found.setdefault((priority, first.model), front)
@@ -168,10 +168,20 @@ class Dispatcher:
         """The one whose first request is next."""
         without = self._registry.without
         moving = [line for (model, _), line in lines.items() if without(model) not in stopped]
-        return min(moving, key=lambda line: self._turn_at(line[0], now), default=None)
+        turn_at = self._turns(now)
+        return min(moving, key=lambda line: turn_at(line[0]), default=None)
 
-    def _turn_at(self, request: Waiting, now: float) -> float:
-        return self.order.turn_at(request.arrived_at, request.size, now)
+    def _turns(self, now: float, num_more: int = 0) -> Callable[[Waiting], float]:
+        """Whose turn comes when; `num_more` are about to be held."""
+        order = self._order_now(num_more)
+        return lambda request: order.turn_at(request.arrived_at, request.size, now)
+
+    def _order_now(self, num_more: int) -> Order:
+        if not self._is_by_size:
+            return self.order
+        num_elsewhere = self.elsewhere.num_held if self.elsewhere is not None else 0
+        num_held = self.num_held + num_elsewhere + num_more
+        return self.order.among(num_held, len(self._registry.accepting), self._books.usual_size)
 
     def _release(self, line: Line, now: float) -> bool:
         """Take the first of the line out if it can go; whether it went."""
@@ -193,12 +203,12 @@ class Dispatcher:
         """Whether one that is more urgent waits for the same replicas, or one that is as urgent and next."""
         without = self._registry.without
         left_out = without(request.model)
-        now = request.arrived_at
-        turn_at = self._turn_at(request, now)
+        turn_at = self._turns(request.arrived_at, num_more=1)
+        own_turn = turn_at(request)
         return any(
             line
             and without(model) == left_out
-            and (priority < request.priority or self._turn_at(line[0], now) <= turn_at)
+            and (priority < request.priority or turn_at(line[0]) <= own_turn)
             for priority, lines in enumerate(self._lines[: request.priority + 1])
             for (model, _), line in lines.items()
         )
@@ -244,7 +254,7 @@ class Dispatcher:
     def _gives_way(self, elsewhere: Elsewhere, request: Waiting, now: float) -> bool:
         """Whether a request of another router, whose turn it is, should have the place. It gets it first;
         what it has not taken after `_TURN_S` it cannot use."""
-        if not elsewhere.goes_before(request, self.order, now):
+        if not elsewhere.goes_before(request, self._order_now(num_more=1), now):
             return False
         if self._gave_way_at is None:
             self._gave_way_at = now
