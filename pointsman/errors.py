@@ -8,6 +8,11 @@ A package that only an extra brings is imported where it is used; if it is missi
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
+from pathlib import Path
+
 EXTRAS = {
     "epp": ("google", "hpack"),
     "ray": ("ray",),
@@ -36,6 +41,36 @@ def missing_extra(error: BaseException) -> InputError | None:
         if package in packages:
             return InputError("package", package, "is not installed", f"pip install 'pointsman[{extra}]'")
     return None
+
+
+def no_such_file(field: str, path: Path) -> InputError:
+    """Names the file beside it that may have been meant: my-cluster.yaml for my-cluster.yml."""
+    try:
+        beside = [one.name for one in path.parent.iterdir()]
+    except (OSError, ValueError):
+        beside = []
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
+    remedy = f"did you mean {str(path.parent / near[0])!r}?" if near else "check the path"
+    return InputError(field, str(path), "no such file", remedy)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something was refused, in words: no error numbers, no names of classes, no path a second time.
+
+    asyncio says `[Errno 111] Connect call failed ('127.0.0.1', 80)`, and joins such texts for a host that has
+    several addresses.
+    """
+    if isinstance(error, UnicodeError):
+        return "not in UTF-8"
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError):
+        if isinstance(error, TimeoutError) and error.errno is None:
+            return "timed out"
+        numbers = re.findall(r"\[Errno (\d+)\]", text)
+        if numbers:
+            return " and ".join(dict.fromkeys(os.strerror(int(one)).lower() for one in numbers))
+        text = error.strerror or text
+    return re.sub(r"^\[[\w: -]+\] | \(_ssl\.c:\d+\)$", "", text) or type(error).__name__
 
 
 class PointsmanWarning(UserWarning):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, no_such_file, reason_of
 
 
 class Spec(BaseModel):
@@ -113,14 +113,16 @@ def read_yaml(path: Path, first_key: str, field: str = "CONFIG") -> dict[str, An
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"), path.name)
     except FileNotFoundError:
-        raise InputError(field, str(path), "no such file", "check the path") from None
+        raise no_such_file(field, path) from None
     except IsADirectoryError:
         raise InputError(field, str(path), "is a directory", "name a YAML file") from None
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
         raise InputError(field, str(path), f"not valid YAML ({problem})", "correct the file") from None
     except (OSError, ValueError) as error:  # not text, or a name that no file can have
-        raise InputError(field, str(path), f"cannot be read ({error})", "name a YAML text file") from None
+        raise InputError(
+            field, str(path), f"cannot be read ({reason_of(error)})", "name a YAML text file"
+        ) from None
     if not isinstance(data, dict):
         raise InputError(field, str(path), "holds no keys with values", f"start with `{first_key}:`")
     return data
@@ -182,7 +184,7 @@ _NOT_A = {
 
 
 def _is_branch(part: int | str) -> bool:
-    """Whether it names the type that was tried, of several that a value may have, and no key."""
+    """Whether a part of pydantic's location names one of several types that a value may have, and no key."""
     return isinstance(part, str) and (part == "constrained-int" or "[" in part or part[:1].isupper())
 
 

@@ -13,6 +13,8 @@ from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson
 from pointsman.errors import InputError
 
+KEY_WIDTH = 28
+
 
 def config(
     key: Annotated[
@@ -48,6 +50,17 @@ def config(
         return
     table = plain_table("key", "may be", "default", "meaning")
     for one in found:
-        name = f"{one.key} ({one.kind})" if one.kind else one.key
+        name = f"{_in_lines(one.key)} ({one.kind})" if one.kind else _in_lines(one.key)
         table.add_row(name, *map(escape, (one.values, one.default, one.meaning)))
     stdout().print(table)
+
+
+def _in_lines(key: str) -> str:
+    """A long key is broken behind its dots, so that every name in it stays whole."""
+    *sections, name = key.split(".")
+    lines = [""]
+    for part in [*(f"{section}." for section in sections), name]:
+        if len(lines[-1]) + len(part) > KEY_WIDTH and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

@@ -24,20 +24,40 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 
 
 class FittedTable(Table):
-    """A table, or on a terminal too narrow for its words a list: each row's cells below each other."""
+    """A table whose words stay whole, or on a terminal too narrow for that a list: cells below each other.
+
+    Rich would take the same from every column and break words anywhere.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self.__rich_measure__(console, options).minimum <= options.max_width:
+        ranges = [self._measure_column(console, options, column) for column in self.columns]
+        room = options.max_width - self._extra_width
+        if sum(one.minimum for one in ranges) <= room:
+            if sum(one.maximum for one in ranges) > room:
+                shared = _shared([one.minimum for one in ranges], [one.maximum for one in ranges], room)
+                for column, width in zip(self.columns, shared, strict=True):
+                    column.width = width - self._get_padding_width(column._index)
             yield from super().__rich_console__(console, options)
             return
         first, *others = self.columns
         width = max((len(str(column.header)) for column in others), default=0)
         for row, name in enumerate(first.cells):
-            yield Text.from_markup(str(name), style="bold")
+            yield Text.from_markup("".join(str(name).split("\n")), style="bold")
             for column in others:
                 cell = " ".join(str(list(column.cells)[row]).split("\n"))
                 if cell:
                     yield Text.from_markup(f"  {column.header!s:<{width}}  {cell}")
+
+
+def _shared(lowest: Sequence[int], highest: Sequence[int], room: int) -> list[int]:
+    """Widths that add up to `room`: all have what their words need, and none wants what it has not needed."""
+    widths = list(lowest)
+    for _ in range(room - sum(widths)):
+        wanting = [k for k, most in enumerate(highest) if widths[k] < most]
+        if not wanting:
+            break
+        widths[min(wanting, key=lambda k: widths[k])] += 1
+    return widths
 
 
 def plain_table(*headers: str, right: Sequence[str] = ()) -> Table:

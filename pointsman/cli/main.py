@@ -7,6 +7,7 @@ commands, so that --help answers at once.
 
 from __future__ import annotations
 
+import inspect
 import io
 import itertools
 import os
@@ -59,7 +60,17 @@ def _without_types(params: list[Any]) -> list[Any]:
     return params
 
 
+def _unwrapped(text: str) -> str:
+    """Paragraphs in one line each: typer would break them where the source does, and again at the margin."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(one if one.startswith("\b") else " ".join(one.split("\n")) for one in paragraphs)
+
+
 class _Command(TyperCommand):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.help = _unwrapped(self.help or "")
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 

@@ -131,7 +131,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def resolve(file: Path | None, scenario: str | None, overrides: list[str]) -> Config:
-    """The one configuration meant; the default scenario where neither file nor name is given."""
+    """Read the file or the named scenario; the default scenario if neither is given."""
     from pointsman.config import load_config
     from pointsman.experiments.scenarios import DEFAULT, find_scenario
 
@@ -189,7 +189,7 @@ def situations(
 def kept_situations(
     scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int]
 ) -> list[Situation]:
-    """What nothing was trained or selected on: other seeds, or the last part of a trace in blocks."""
+    """Return what nothing was trained or selected on: other seeds, or the last part of a trace in blocks."""
     from pointsman.experiments.own import REPORT, kept_configs, kept_text
 
     return [
@@ -206,7 +206,7 @@ def chosen_scenarios(
     default: Sequence[str] = (),
     changes: Sequence[str] = (),
 ) -> list[Scenario]:
-    """The files, or those named, or of the suite; where nothing is given, `default` with its `changes`."""
+    """Return the scenarios of the files, names or suite given; without any, `default` with its `changes`."""
     from pointsman.experiments.scenarios import DEFAULT, find_scenario, find_suite, scenario_of_file
 
     if files:
@@ -226,7 +226,7 @@ def chosen_scenarios(
 
 @contextmanager
 def policies_of(option: str, names: Sequence[str] | None, field: str = "policy") -> Iterator[None]:
-    """A wrong policy is named by the option that gave it, not by the field it went to."""
+    """Errors about a policy name the option that gave it, not the field that it was parsed into."""
     try:
         yield
     except InputError as error:
@@ -294,7 +294,7 @@ def refuse_seed(overrides: Sequence[str], remedy: str) -> None:
 
 
 def num_threads(asked: int) -> int:
-    """The number asked for; for 0, as many as this process may use."""
+    """Return the number asked for; for 0, as many as this process may use."""
     if asked < 0:
         raise InputError("--threads", asked, "is negative", "use 0 for one thread a core")
     has_affinity = hasattr(os, "sched_getaffinity")
@@ -336,6 +336,6 @@ def objective_named(name: str | None, keep: Sequence[str] | None = None) -> Obje
 
 
 def check_port(option: str, port: int) -> None:
-    """0 is allowed: any free one. Some event loops take a number that is too high for another port."""
+    """Refuse what is no port; 0 means any free one. Some event loops take higher numbers for other ports."""
     if not 0 <= port <= 65535:
         raise InputError(option, port, "is not a port", "use 0 (any free one) to 65535")

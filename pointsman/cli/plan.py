@@ -160,10 +160,15 @@ def _print_plan(report: PlanReport) -> None:
 
     console = stdout()
     print_verdict(console, report.verdict)
-    table = plain_table("policy", *POLICY_COLUMNS, "", right=POLICY_COLUMNS)
-    highest = max(one.rate_rps for one in report.policies.values()) or 1.0
-    for row, one in zip(report.policy_rows(), report.policies.values(), strict=True):
-        table.add_row(*map(escape, row), "█" * round(20 * one.rate_rps / highest))
+    rows = report.policy_rows()
+    highest = max(one.rate_rps for one in report.policies.values())
+    widths = [max(map(len, column)) for column in zip(("policy", *POLICY_COLUMNS), *rows, strict=True)]
+    room = min(20, console.width - sum(widths) - 2 * len(widths))
+    has_bars = room >= 5 and not report.is_hopeless
+    table = plain_table("policy", *POLICY_COLUMNS, *[""] * has_bars, right=POLICY_COLUMNS)
+    for row, one in zip(rows, report.policies.values(), strict=True):
+        bars = ["█" * round(room * one.rate_rps / highest)] if has_bars else []
+        table.add_row(*map(escape, row), *bars)
     console.print(table, "")
     columns = report.kind_columns()
     table = plain_table("servers", *columns, right=columns)

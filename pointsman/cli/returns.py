@@ -124,7 +124,7 @@ def _show(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Play, write, print."""
+    """Play the episodes, write the page, print the table."""
     from pointsman.evaluation.returns import play_all
     from pointsman.files import output_dir
     from pointsman.report.returns import ReturnsReport
@@ -150,7 +150,7 @@ def _show(
 
 
 def named_policy(judge: Judge, name: str) -> tuple[str, str | Checkpoint]:
-    """What tables call it, and the policy: a heuristic, or the checkpoint at a path."""
+    """Return the name that tables show, and the policy: a heuristic, or the checkpoint at a path."""
     from pointsman.inference.checkpoint import load_checkpoint
     from pointsman.routing.sources import look_up
 

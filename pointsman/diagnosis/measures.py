@@ -44,8 +44,10 @@ def running_median(y: Array, window: int) -> Array:
 
 
 def noise(y: Array) -> float:
-    """Standard deviation about the trend: how far values lie off the middle of their neighbours. Rather too
-    large than too small where there are few values."""
+    """Standard deviation about the trend: how far values lie off the middle of their neighbours.
+
+    With few values it errs on the large side.
+    """
     settled = y[len(y) // 4 :]
     off = settled[1:-1] - (settled[:-2] + settled[2:]) / 2
     if not len(off):
@@ -54,7 +56,10 @@ def noise(y: Array) -> float:
 
 
 def noise_of_medians(y: Array, window: int) -> float:
-    """The noise of running medians. Where neighbours are alike (moving averages) windows tell more."""
+    """Estimate the noise of running medians: from single values, or from whole windows if those vary more.
+
+    Neighbouring values of a moving average are alike, so that they seem less noisy than they are.
+    """
     if window == 1:
         return noise(y)
     alone = MEDIAN_ERROR * noise(y) / float(np.sqrt(window))

@@ -13,7 +13,7 @@ from pydantic import Field
 from pointsman.emulator.http import Listener, Reply
 from pointsman.emulator.openai import error_body
 from pointsman.emulator.replica import EmulatedReplica, Fault
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.router.http.messages import HttpRequest
 from pointsman.simulator.hardware import load_catalogue
 from pointsman.simulator.plan import plan_replicas
@@ -79,7 +79,7 @@ class Emulator:
             await self._admin.open()
         except OSError as error:
             self.close()
-            problem = f"cannot listen on {self.spec.host} ({error.strerror or error})"
+            problem = f"cannot listen on {self.spec.host} ({reason_of(error)})"
             raise InputError("--port", self.spec.port, problem, "name another port or host") from None
 
     def close(self) -> None:

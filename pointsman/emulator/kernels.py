@@ -26,9 +26,9 @@ sim_at = row_accessor(SIM)
 
 @entry_point
 def advance_to(sims, now):
-    """-> when the next step ends; infinite if nothing runs. sims is an address, as everywhere here.
+    """Simulate up to now; -> when the next step ends, infinite if nothing runs.
 
-    Whatever has arrived goes to the only replica there is.
+    sims is an address, as everywhere here. Whatever has arrived goes to the only replica there is.
     """
     sim = sim_at(sims, 0)
     sim.stop_at = now
@@ -43,7 +43,7 @@ def advance_to(sims, now):
 
 @entry_point
 def admit(sims, i, num_prefill, num_decode, links, num_links, answer_key, now):
-    """A request arrives, in row i, which nobody uses; the cluster has been advanced to now.
+    """Put a new request into row i, which must be free; the cluster must have been advanced to now.
 
     links: address of [num_links] LINK, which must stay there until the request is over.
     """

@@ -1,4 +1,4 @@
-"""What an episode will be like under reference policies: told before it begins, by running it to its end.
+"""Runs an episode to its end under reference policies before it begins, to know what it will be like.
 
 From the shadow's run come the cost of a second, which rewards are divided by, and how long requests live,
 which credit follows. From the runs of policies that limits name come the tails: where they begin, and how
@@ -29,7 +29,7 @@ ENDS = {"ttft_p99": "first_token_at", "e2e_p99": "completed_at"}
 
 
 class LatencyTail(NamedTuple):
-    """One latency: what lies beyond `begins_s`, and what the reference has of it."""
+    """The tail of one latency: where it begins, and how heavy it is under the reference policy."""
 
     begins_s: float
     excess_rate: float  # seconds beyond it, of all requests, in a second of the episode
@@ -43,7 +43,10 @@ class Foresight(NamedTuple):
 
 
 class Oracle:
-    """Clusters from the third on are its own: the first is the policy's, the second the shadow's."""
+    """Runs the reference policies on clusters of its own: the third and later ones.
+
+    The first is the policy's, the second the shadow's.
+    """
 
     def __init__(self, objective: Objective, shadow: PolicySpec, max_replicas: int) -> None:
         self.objective = objective

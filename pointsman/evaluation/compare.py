@@ -256,7 +256,7 @@ def compare(
         tables = {policy: table | {COST: objective.cost(table)} for policy, table in tables.items()}
     label = next(spec.label for spec in specs if _identity(spec) == wanted)
     if traces[0] is not None and len(configs) > 1:
-        _warn_short_blocks(name, spans_s, tables[label])
+        warn_short_blocks(name, spans_s, tables[label])
     return Comparison(
         name,
         what,
@@ -334,7 +334,7 @@ def _warn_unfinished(name: str, metrics: Mapping[str, Mapping[str, Sequence[floa
             warnings.warn(PointsmanWarning(text), stacklevel=3)
 
 
-def _warn_short_blocks(
+def warn_short_blocks(
     name: str, spans_s: Sequence[float], baseline: Mapping[str, NDArray[np.float64]]
 ) -> None:
     """Each block of a trace begins with an empty cluster, which fills while the first requests are served."""

@@ -120,10 +120,10 @@ def record(
 def record_in(
     env: EntityEnv, checkpoint: Checkpoint, num_decisions: int, seed: int = 0, where: str = "policy"
 ) -> RecordedDecisions:
-    """The same in environments of any problem."""
+    """Record decisions in the environments of any problem."""
     checkpoint.require_space(env.space, where)
     network = Network(checkpoint)
-    # What came after these it does not see.
+    # Features that were added since the policy was trained stand at the end, and it does not see them.
     num_features, num_context = len(checkpoint.space.entity_features), len(checkpoint.space.context_features)
     num_steps = -(-num_decisions // env.num_envs)
     state = np.zeros((env.num_envs, network.width), np.float32)
@@ -191,7 +191,7 @@ def require_features(space: EntitySpace, names: Sequence[str]) -> None:
 
 
 class Importance(NamedTuple):
-    """What decisions lose when a feature, or a group, tells of another decision."""
+    """What decisions lose when a feature, or a group of them, has the values of another decision."""
 
     name: str
     num_features: int
@@ -231,7 +231,7 @@ def importances(
 
 
 def permutation(num_entities: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """[D] where each decision takes its values from: one with as many replicas."""
+    """[D] the decision from which each one takes its values: one with as many replicas."""
     order = np.arange(len(num_entities))
     for count in np.unique(num_entities):
         rows = np.flatnonzero(num_entities == count)
@@ -265,7 +265,7 @@ def dependence(
     seed: int = 0,
     entity: str = "replica",
 ) -> Dependence:
-    """How the choice follows the feature of that name; `entity` is what there is to choose from."""
+    """How the choice depends on the feature of that name; `entity` is the word for what is chosen."""
     of_entity, of_context = features_of(space)[name]
     rng = np.random.default_rng(seed)
     is_open = decisions.legal[:, 1:].any(axis=1)

@@ -10,6 +10,7 @@ and its last pass counts: what piles up must show.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.config import Config
-from pointsman.errors import InputError
+from pointsman.errors import InputError, PointsmanWarning
 from pointsman.evaluation.bootstrap import Ratio, resamples, with_intervals
 from pointsman.experiments.capacity import capacity_rps
+from pointsman.experiments.checks import MIN_REQUESTS
 from pointsman.experiments.metrics import measure_blocks
 from pointsman.experiments.own import num_blocks_of, replayed
 from pointsman.experiments.simulate import Prepared, simulate
@@ -100,6 +102,10 @@ class Planner:
     def own_rate_rps(self) -> float:
         """How fast its traffic arrives as it is."""
         times = self._traffic.arrived_at
+        trace = replayed(self.config)
+        if trace is not None and len(times) < MIN_REQUESTS:
+            text = f"{trace.path}: {len(times)} requests are a burst, not a rate; use a longer trace"
+            warnings.warn(PointsmanWarning(text), stacklevel=2)
         return (len(times) - 1) / max(float(times[-1] - times[0]), 1e-9)
 
     def goodputs(self, cases: Sequence[Case], advance: Advance | None = None) -> list[Goodput]:

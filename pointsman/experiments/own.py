@@ -87,6 +87,8 @@ def kept_configs(
     first, last = PARTS[kept]
     whole = _whole(configs[0], scenario.folder)
     num_blocks = num_blocks_of(round((last - first) * len(whole.workload)), len(seeds))
+    if num_blocks == 0:
+        _enough(configs[0], scenario.folder)
     bounds = np.linspace(first, last, num_blocks + 1).tolist()
     return [
         _with_events_at(with_part(config, (begin, end)), (end - begin))
@@ -148,8 +150,19 @@ def part_text(scenario: Scenario, part: str, overrides: Sequence[str] = ()) -> s
 
 def _requests_of_parts(config: Config, folder: Path | None) -> dict[str, tuple[int, int]]:
     """The first and the last request of each part of its trace, from 1 on."""
-    count = len(_whole(config, folder).workload)
+    count = _enough(config, folder)
     return {part: (round(first * count) + 1, round(last * count)) for part, (first, last) in PARTS.items()}
+
+
+def _enough(config: Config, folder: Path | None) -> int:
+    """How many requests the trace has that is cut into parts."""
+    count = len(_whole(config, folder).workload)
+    trace = replayed(config)
+    if trace is not None and count < MIN_REQUESTS:
+        requests = "1 request is" if count == 1 else f"{count} requests are"
+        problem = f"{requests} too few to train, to select and to judge on"
+        raise InputError("workload.trace", trace.path, problem, f"give at least {MIN_REQUESTS}")
+    return count
 
 
 # Training ---------------------------------------------------------------------------------------------------
@@ -175,10 +188,8 @@ def _own(path: Path, overrides: tuple[str, ...]) -> Own:
     if replayed(config) is None:
         one = quietly_prepared(_shortened(config, 1), scenario.folder)
         return Own(config, one.plans, None, expected_window_s(_with_length(config), scenario.folder))
+    _enough(config, scenario.folder)
     one = _whole(config, scenario.folder)
-    if len(one.workload) < MIN_REQUESTS:
-        problem = f"{len(one.workload)} requests are too few to train, to select and to judge on"
-        raise InputError("workload.trace", str(path), problem, f"give at least {MIN_REQUESTS}")
     workload = part_of(one.workload, *PARTS[TRAINING])
     return Own(config, one.plans, workload, float(one.workload.arrived_at[-1]))
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from pointsman import __version__
-from pointsman.errors import InputError
+from pointsman.errors import InputError, no_such_file
 from pointsman.files import replace_file
 from pointsman.inference.space import EntitySpace, Feature
 from pointsman.spec import Spec, parse_spec
@@ -193,7 +193,7 @@ def _read(path: Path, where: str) -> tuple[Mapping[str, Any], dict[str, NDArray[
             header = json.loads((file.metadata() or {})[HEADER])
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
-        raise InputError(where, str(path), "no such file", "check the path") from None
+        raise no_such_file(where, path) from None
     except SafetensorError as error:
         reason = re.sub(r"\s+", " ", str(error))
         remedy = "name a checkpoint of `pointsman train`, or copy it again"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pointsman import __version__
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.router.config import Backend
 from pointsman.router.http.address import parse_url
@@ -71,7 +71,7 @@ def examine(
     ca: Path | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> list[Checkup]:
-    """`ca`: who signs certificates of servers that do not say it themselves, and of the router."""
+    """Check this machine, the servers and the router; `ca` signs for whoever names no authority."""
     findings = examine_here(policy)
     with ThreadPoolExecutor(max_workers=16) as pool:
         examined = list(pool.map(lambda backend: examine_server(backend, ca, timeout_s), backends))
@@ -102,13 +102,15 @@ def _policy(policy: str) -> Checkup:
 def examine_server(
     backend: Backend, ca: Path | None, timeout_s: float
 ) -> tuple[list[Checkup], ServerFacts | None]:
-    """-> None for one that does not answer"""
+    """Check one server by itself; -> no facts if it does not answer."""
     url = backend.url
     ask = _Asker(url, backend.ca or ca, backend.tls_name, os.environ.get(BACKEND_KEY), timeout_s)
     try:
         health = ask("/health")
     except OSError as error:
-        return [Checkup(url, "reachable", "problem", f"does not answer ({error})", _unreachable(error))], None
+        return [
+            Checkup(url, "reachable", "problem", f"does not answer ({reason_of(error)})", _unreachable(error))
+        ], None
     findings = [_health(url, health), *_clock(url, health)]
     try:
         models = ask("/v1/models")
@@ -116,7 +118,7 @@ def examine_server(
         findings.append(_gauges(url, ask("/metrics")))
         version = _version(ask("/version"))
     except OSError as error:
-        what = f"answered /health, then not any more ({error})"
+        what = f"answered /health, then not any more ({reason_of(error)})"
         return [*findings, Checkup(url, "reachable", "problem", what, "look into its log")], None
     findings.append(_of_version(url, version))
     return findings, ServerFacts(url, version, tuple(read_models(models.body) or ()))
@@ -165,7 +167,7 @@ def _said(gauges: ScrapedGauges) -> str:
 
 
 def _clock(subject: str, answer: Answered) -> list[Checkup]:
-    """Nothing of a server that does not say what time it is."""
+    """Compare its clock with ours; no finding if it does not say what time it is."""
     if answer.ahead_s is None:
         return []
     if abs(answer.ahead_s) <= MAX_CLOCK_S:
@@ -190,7 +192,7 @@ def _of_version(url: str, version: str | None) -> Checkup:
 
 
 def compare(servers: Sequence[ServerFacts]) -> list[Checkup]:
-    """What is wrong between servers that are well by themselves."""
+    """Find what is wrong between servers that are well by themselves."""
     findings = []
     for url, count in Counter(facts.url for facts in servers).items():
         if count > 1:
@@ -216,7 +218,9 @@ def examine_router(url: str, ca: Path | None, timeout_s: float) -> list[Checkup]
     try:
         health, models, metrics = ask("/health"), ask("/v1/models"), ask("/metrics")
     except OSError as error:
-        return [Checkup(url, "router", "problem", f"does not answer ({error})", _unreachable(error))]
+        return [
+            Checkup(url, "router", "problem", f"does not answer ({reason_of(error)})", _unreachable(error))
+        ]
     findings = [*_clock(url, health)]
     if models.status in (401, 403):
         remedy = f"set ${CLIENT.environment} to a key of a client"
@@ -252,6 +256,10 @@ def _samples(text: bytes) -> dict[str, float]:
     return samples
 
 
+class _NoHttpError(OSError):
+    """Somebody is there, but speaks something else."""
+
+
 class _Asker:
     """GETs from one server, each on a connection of its own. Raises OSError where there is no answer."""
 
@@ -271,8 +279,10 @@ class _Asker:
             connection.request("GET", self._address.prefix + path, headers=self._headers)
             answer = connection.getresponse()
             body = answer.read()
-        except http.client.HTTPException as error:
-            raise OSError(f"no valid HTTP answer: {type(error).__name__}") from None
+        except http.client.RemoteDisconnected:
+            raise _NoHttpError("it closes the connection without an answer") from None
+        except http.client.HTTPException:
+            raise _NoHttpError("what it answers is not HTTP") from None
         finally:
             connection.close()
         return Answered(answer.status, body, time.monotonic() - started, _ahead_s(answer.getheader("date")))
@@ -297,6 +307,10 @@ def _ahead_s(date: str | None) -> float | None:
 def _unreachable(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return "give --backend-ca FILE, or renew its certificate"
+    if isinstance(error, _NoHttpError):
+        return "write https:// if it speaks TLS, or correct the port"
+    if isinstance(error, ssl.SSLError):
+        return "write http:// if it does not speak TLS, or correct the port"
     if isinstance(error, ConnectionRefusedError):
         return "start it, or correct the port"
     if isinstance(error, TimeoutError):

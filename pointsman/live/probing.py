@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from time import monotonic
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.router.http.address import parse_url
 
 LOWEST_ID, HIGHEST_ID = 10, 250  # token ids that any vocabulary has, special ones left out
@@ -144,7 +144,7 @@ class Server:
         try:
             return await asyncio.open_connection(self._address.host, self._address.port, limit=1 << 20)
         except OSError as error:
-            problem = f"cannot be reached ({error.strerror or error})"
+            problem = f"cannot be reached ({reason_of(error)})"
             raise InputError("--url", self.url, problem, "start the server, or correct the URL") from None
 
     async def ask(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.router.http.address import Address, parse_url
 from pointsman.router.http.fetching import FetchError, fetch
 from pointsman.router.http.limits import Limits
@@ -57,7 +57,7 @@ async def ask_servers(urls: Sequence[str], headers: bytes = b"") -> Served:
             answer = await fetch(Pool(parse_url(url, OPTION), Limits()), "/v1/models", _TIMEOUT_S, headers)
         except FetchError as error:
             remedy = "start it, or correct the address"
-            raise InputError(OPTION, url, f"does not answer ({error})", remedy) from None
+            raise InputError(OPTION, url, f"does not answer ({reason_of(error)})", remedy) from None
         models = read_models(answer.body) if answer.status == 200 else None
         if not models:
             problem = f"names no model (status {answer.status} of /v1/models)"

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, no_such_file, reason_of
 from pointsman.live.least_squares import nonnegative
 from pointsman.live.replaying import replay
 
@@ -70,12 +70,12 @@ def read_traffic(path: Path) -> pl.DataFrame:
     if path.is_dir():
         raise InputError("--traffic", str(path), "is a directory", "name a file of JSON lines or CSV")
     if not path.exists():
-        raise InputError("--traffic", str(path), "no such file", "check the path")
+        raise no_such_file("--traffic", path)
     try:
         table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_ndjson(path, infer_schema_length=None)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(
-            "--traffic", str(path), f"cannot be read ({error})", "give JSON lines or CSV"
+            "--traffic", str(path), f"cannot be read ({reason_of(error)})", "give JSON lines or CSV"
         ) from None
     if "outcome" in table.columns:  # of the router's `--record`
         table = table.filter(pl.col("outcome") == "completed")
@@ -96,7 +96,7 @@ def read_traffic(path: Path) -> pl.DataFrame:
 
 
 def fit_traffic(table: pl.DataFrame, num_blocks: int | None = None, block_size: int = 16) -> list[TrafficFit]:
-    """One for each server; KV memory is no limit if nobody says how much there is."""
+    """Fit one description for each server; KV memory is no limit if nobody says how much there is."""
     memory = {} if num_blocks is None else {"num_blocks": num_blocks, "block_size": block_size}
     fits = []
     for (server,), rows in sorted(table.partition_by("server", as_dict=True).items(), key=str):

@@ -1,4 +1,4 @@
-"""Which of the waiting jobs to start on a GPU cluster."""
+"""The problem `jobs`: which of the waiting jobs to start on a GPU cluster."""
 
 from pointsman.envs.jobs import JobsSpec, make_env
 from pointsman.evaluation.jobs import make_evaluate, make_judge

@@ -1,4 +1,4 @@
-"""Which replica runs a request, on live servers."""
+"""The problem `live`: which replica runs a request, on live servers."""
 
 from pointsman.evaluation.problem import Problem
 from pointsman.live.cluster import session

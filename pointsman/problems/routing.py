@@ -1,4 +1,4 @@
-"""Which replica runs a request, on the simulator."""
+"""The problem `routing`: which replica runs a request, in our simulator."""
 
 from pointsman.envs.routing import RoutingSpec, make_env
 from pointsman.evaluation.problem import Problem

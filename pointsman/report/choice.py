@@ -55,7 +55,7 @@ def choice_of(
         and all(load is not None and load < LIGHT_LOAD for load in loads)
     ):
         details.append(
-            "That is a light load, which may leave nothing to gain; set `load` in the file to try more."
+            "That is a light load, which may leave nothing to gain; raise the load in the file to try more."
         )
     details.append(_basis(comparisons, objective))
     return best, Verdict(*_verdict(best, baseline, ratios[best], costs[best], alike), details)

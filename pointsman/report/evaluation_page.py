@@ -100,7 +100,7 @@ def _seconds(one: Comparison, policy: str, latency: str) -> list[float]:
 
 
 def _latencies(report: EvaluationReport) -> Section:
-    """The first scenario at once, the others folded away."""
+    """Latencies by scenario: the first is shown, the others are folded away."""
     is_one = len(report.comparisons) == 1
     figures: list[list[Figure]] = [
         latency_figures(one, report.policy, "" if is_one else f"{one.name}: ") for one in report.comparisons

@@ -90,15 +90,20 @@ class PlanReport:
             f"at most {slo.tpot_s:g} s a token"
         )
 
+    @property
+    def is_hopeless(self) -> bool:
+        """No policy keeps the service level, however little there is to do."""
+        return self.policies[self.best].load < HOPELESS_SHARE
+
     @cached_property
     def verdict(self) -> Verdict:
         best = self.policies[self.best]
-        if best.load < HOPELESS_SHARE:
+        if self.is_hopeless:
             sentence = f"{self.cluster} cannot serve this within the service level at any rate."
             lowest = best.good_shares[0]
             details = [
                 f"Asked for: that {self.level_text}. At {number(float(best.tried_rps[0]))} requests/s it is "
-                f"{percent(float(lowest))}: allow more time in `slo`, or take faster servers."
+                f"{percent(float(lowest))}: allow more time (slo.ttft_s, slo.tpot_s), or take faster servers."
             ]
             return Verdict("worse", sentence, details)
         sentence = f"{self.cluster} serve {number(best.rate_rps)} requests/s in time, routed by {self.best}."
@@ -123,7 +128,7 @@ class PlanReport:
         room = self.policies[self.best].rate_rps / self.traffic_rps
         traffic = f"The traffic of {self.name}, {number(self.traffic_rps)} requests/s,"
         if room >= 2:
-            return f"{traffic} could be {room:.1f} times as much."
+            return f"{traffic} could be {f'{room:.1f}' if room < 100 else number(room)} times as much."
         if room >= 1:
             return f"{traffic} leaves room for {percent(room - 1)} more."
         return f"{traffic} is more than that: {percent(1 - room)} of it is too much."
@@ -138,17 +143,20 @@ class PlanReport:
         if bought:
             text = listed(bought)
             lines.append(f"{text[0].upper()}{text[1:]} requests/s.")
-        ways = [self._way(kind, more) for kind, more in self.servers.items() if more is not None]
+        found = {kind: more for kind, more in self.servers.items() if more is not None}
+        ways = [self._way(kind, more) for kind, more in found.items() if more]
         target = f"For {number(self.target_rps)} requests/s"
         if ways:
             lines.append(f"{target} it takes {', or '.join(ways)}.")
+        elif found:
+            lines.append(f"{target} it takes the servers that there are; one fewer of any kind is too few.")
         else:
             lines.append(f"{target} more servers of these kinds are not enough.")
         return lines
 
     def _way(self, kind: str, num_more: int) -> str:
         others = [f"{count} × {one}" for one, count in self.counts.items() if one != kind]
-        change_text = f"{abs(num_more)} {'more' if num_more > 0 else 'fewer'}" if num_more else "as now"
+        change_text = f"{abs(num_more)} {'more' if num_more > 0 else 'fewer'}"
         own = [f"{self.counts[kind] + num_more} × {kind} ({change_text})"]
         return " + ".join(own + others) if self.counts[kind] + num_more else f"{' + '.join(others)} alone"
 
@@ -166,16 +174,23 @@ class PlanReport:
     def policy_rows(self) -> list[list[str]]:
         rows = []
         for name, one in self.policies.items():
-            text = "baseline" if name == self.baseline else change(self.changes[name])
+            if one.load < HOPELESS_SHARE:
+                rows.append([name, "none", "", "", "baseline" if name == self.baseline else ""])
+                continue
+            base = self.policies[self.baseline]
+            text = change(self.changes[name]) if base.load >= HOPELESS_SHARE else ""
+            text = "baseline" if name == self.baseline else text
             rows.append([name, number(one.rate_rps), _ends(one.low, one.high), percent(one.load), text])
         return rows
 
     def kind_rows(self) -> list[list[str]]:
         rows = []
         for kind, gain in self.gains.items():
-            more = self.servers[kind]
+            more, now = self.servers[kind], f"{self.counts[kind]} × {kind}"
             needed = "not enough" if more is None else f"{self.counts[kind] + more} ({_signed(more)})"
-            now = f"{self.counts[kind]} × {kind}"
+            if self.one_more[kind].load < HOPELESS_SHARE:
+                rows.append([now, "none", "", needed])
+                continue
             rows.append([now, number(gain.ratio), _ends(gain.low, gain.high), needed])
         return rows
 
@@ -234,12 +249,12 @@ class PlanReport:
         policies = Section(
             "What each policy serves in time",
             table(["policy", *POLICY_COLUMNS], _escaped(self.policy_rows())),
-            [self._policy_figure(), self._share_figure()],
+            [*([] if self.is_hopeless else [self._policy_figure()]), self._share_figure()],
         )
         servers = Section(
             "What one more server buys",
             table(["servers", *self.kind_columns()], _escaped(self.kind_rows())),
-            [self._kind_figure()],
+            [] if self.is_hopeless else [self._kind_figure()],
         )
         return page(f"How much {self.cluster} can take", lead, [policies, servers])
 
@@ -258,7 +273,8 @@ class PlanReport:
         for name, one in self.policies.items():
             shares = [100 * share for share in one.good_shares.tolist()]
             lines.append(Line(name, one.tried_rps.tolist(), shares, *looks[name], has_dots=True))
-        lowest = max(0.0, 100 - 6 * 100 * (1 - self.share))  # what is hopeless leaves the frame
+        # What is hopeless leaves the frame, unless nothing else would be in it.
+        lowest = 0.0 if self.is_hopeless else max(0.0, 100 - 6 * 100 * (1 - self.share))
         y = Axis("requests within the service level", lowest, 100.5, _percents(lowest), unit=" %")
         rates = [rate for one in self.policies.values() for rate in one.tried_rps.tolist()]
         x = linear_axis("arrivals, requests/s", rates, "/s")

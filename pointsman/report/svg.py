@@ -56,7 +56,7 @@ def inline(figure: Figure) -> str:
 
 
 def text_width(text: str, size: float = TEXT) -> float:
-    """About: fonts differ, and this is a wide one."""
+    """About how wide a text is; fonts differ, and a wide one is assumed."""
     return size * sum(0.36 if c in _NARROW else 0.86 if c in _WIDE else 0.61 for c in text)
 
 
@@ -76,7 +76,7 @@ class Frame:
         return (1.0 - self.figure.y.share(value)) * self.figure.height
 
     def holds(self, x: float, y: float) -> bool:
-        """Whether a place is on it; rounding does not put one outside."""
+        """Whether a place lies within the frame; rounding does not put one outside."""
         return -0.05 <= x <= self.width + 0.05 and -0.05 <= y <= self.figure.height + 0.05
 
 
@@ -143,7 +143,7 @@ def _axes(frame: Frame) -> Iterator[str]:
 
 
 def _mark(mark: Mark, frame: Frame) -> Iterator[str]:
-    """What of it is cut off at the frame."""
+    """The parts of a mark that are cut off at the frame: lines, bands, bars."""
     match mark:
         case Line():
             yield from _line(mark, frame)
@@ -170,7 +170,7 @@ def _mark(mark: Mark, frame: Frame) -> Iterator[str]:
 
 
 def _points(mark: Mark, frame: Frame) -> Iterator[str]:
-    """What of it is drawn whole where its middle is within the frame, and else not at all."""
+    """The dots of a mark: each is drawn whole if its middle is within the frame, and else not at all."""
     if not isinstance(mark, Line | Dots | Ladder | Flags):
         return
     group = f'<g{_series(mark.name)} fill="{mark.colour}"'
@@ -331,7 +331,7 @@ def _text(x: float, y: float, text: str, name: str = "", anchor: str = "") -> st
 
 
 def _cut(name: str) -> str:
-    """A name that leaves room for the figure."""
+    """Cut a name so that it leaves room for the figure."""
     while text_width(name) > LONGEST_NAME:
         name = name.removesuffix("…")[:-1] + "…"
     return name

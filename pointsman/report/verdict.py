@@ -66,6 +66,7 @@ def verdict_of(report: EvaluationReport) -> Verdict:
         tone, sentence = UNCLEAR, f"{sentence} But {listed(beaten_by)} {does(beaten_by)} better."
     elif tone == BETTER and matched_by:
         tone, sentence = UNCLEAR, f"{sentence} But it is not clearly better than {listed(matched_by)}."
+        others = [other for other in others if other not in matched_by or standings[other].is_mixed]
     details: list[str] = []
     if report.base.num_samples < 2 and not is_told:
         sentence = f"One run cannot tell whether {report.policy} beats {main}: {changes_text(first.unclear)}."

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.router.http.messages import Answer, RequestHead, refusal
 from pointsman.router.logs import Log
 
@@ -70,7 +70,7 @@ def read_keys(file: Path | None, source: KeySource = CLIENT) -> Keys:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
-                source.option, str(file), f"cannot be read ({error})", "name a text file"
+                source.option, str(file), f"cannot be read ({reason_of(error)})", "name a text file"
             ) from None
         named = [line for line in lines if not line.lstrip().startswith("#")]
         if not any(line.strip() for line in named):

@@ -9,7 +9,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.router.http.address import Address
 from pointsman.router.http.tls import client_side_tls
 from pointsman.router.keys import ADMIN, CLIENT, Keys, read_keys
@@ -81,7 +81,7 @@ def cannot_listen(option: str, host: str, port: int, error: OSError) -> InputErr
     if error.errno == errno.EADDRNOTAVAIL:
         option = "--admin-host" if option == "--admin-port" else "--host"
         return InputError(option, host, "is not an address of this machine", _ADDRESSES)
-    return InputError(option, port, f"cannot listen ({error.strerror})", "name another port or address")
+    return InputError(option, port, f"cannot listen ({reason_of(error)})", "name another port or address")
 
 
 def _is_local(addresses: list[str]) -> bool:

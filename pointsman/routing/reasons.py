@@ -110,6 +110,8 @@ def _because(kind: int, chosen: str, one: About, two: About, gains: list[str]) -
         return f"{chosen} has {_listed(gains)}"
     if kind == LEARNED:
         times = math.exp(min(two.score - one.score, 99.0))
+        if times < 1.05:
+            return f"the network hardly prefers either, {chosen} a little"
         return f"the network prefers {chosen} " + (f"{times:.2g} to 1" if times < 99.5 else "clearly")
     return f"{chosen} has the better score by the policy's rule"
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, no_such_file
 from pointsman.spec import read_yaml
 
 LEARNED = "learned"
@@ -28,6 +28,8 @@ SHIPPED = {
 DEFAULT_CHECKPOINT = Path(__file__).parent / f"{DEFAULT}.safetensors"
 BEST = Path("checkpoints") / "best.safetensors"
 _YAML = (".yaml", ".yml")
+_TRACES = {".csv", ".jsonl", ".parquet"}
+_MEANT = "name a heuristic, `default`, a run or a file of `pointsman tune`"
 _SUFFIXES = (*_YAML, ".safetensors")
 
 
@@ -49,7 +51,9 @@ def look_up(text: str, heuristics: Sequence[str]) -> dict[str, Any]:
         remedy = f"did you mean {near[0]!r}?" if near else known
         raise InputError("policy", text, "unknown policy", remedy)
     if not path.exists():
-        raise InputError("policy", text, "no such file", "check the path")
+        raise no_such_file("policy", path)
+    if _TRACES & set(path.suffixes):
+        raise InputError("policy", str(path), "is a trace, not a policy", _MEANT)
     if path.suffix in _YAML:
         fields = _read_policy(path, heuristics)
     else:
@@ -104,6 +108,9 @@ def _read_policy(path: Path, heuristics: Sequence[str]) -> dict[str, Any]:
         data = read_yaml(path, "policy")
     except InputError as error:
         raise InputError("policy", str(path), error.problem, error.remedy) from None
+    if "workload" in data:
+        problem = "is not a policy file, but a cluster with its traffic"
+        raise InputError("policy", str(path), problem, _MEANT)
     fields = data.get("policy")
     unknown = [key for key in data if key not in ("policy", "made")]
     if unknown or not isinstance(fields, Mapping) or "kind" not in fields:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import yaml
 from pydantic import Field, model_validator
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.spec import Spec, parse_spec, parse_yaml
 
 GIB = 1024**3
@@ -181,7 +181,7 @@ def _read_catalogue(path: Path) -> Catalogue:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InputError("catalogue", str(path), f"cannot be read ({error})", remedy) from None
+        raise InputError("catalogue", str(path), f"cannot be read ({reason_of(error)})", remedy) from None
     if not isinstance(content, dict) or not content.keys() <= {"devices", "models"}:
         raise InputError("catalogue", str(path), "is not a catalogue", remedy)
 

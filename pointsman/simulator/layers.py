@@ -60,7 +60,7 @@ class LayersCost(Spec):
         return self
 
     def check(self, deployment: Deployment) -> None:
-        """Refuse a replica that the shapes are not those of."""
+        """Refuse a replica whose layers have other shapes than those that were timed."""
         timed = {"model": self.model, "tensor_parallel": self.tensor_parallel, "dtype": "fp16"}
         used = {
             "model": deployment.model.name,

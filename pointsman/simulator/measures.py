@@ -69,7 +69,7 @@ def measure_first_token(sim, i):
 
 @kernel
 def measure_finish(sim, i):
-    """After `measure_outstanding`, which has brought the integrals up to now."""
+    """Add a finished request to the sums; `measure_outstanding` must have brought the integrals up to now."""
     request = request_at(sim.requests, i)
     sim.num_in_system -= 1
     e2e_s = sim.now - request.arrived_at

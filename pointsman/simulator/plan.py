@@ -53,7 +53,7 @@ class ReplicaPlan:
 
     @property
     def give_up_tokens(self) -> int:
-        """Where it gives up a sequence that is longer than that.
+        """The length beyond which a replica gives up a sequence.
 
         Vidur's vllm and sarathi want a free block for every token, and put to sleep what leaves none.
         """
@@ -153,7 +153,7 @@ def _plan_group(
 
 
 def _described(group: ReplicaGroup, path: Path) -> ReplicaGroup:
-    """The group with what the file says, where the group itself says nothing."""
+    """Complete a group with what its `description` says."""
     found = read_yaml(path, "replica").get("replica")
     if not isinstance(found, dict):
         remedy = "give a file written by `pointsman calibrate --out`"

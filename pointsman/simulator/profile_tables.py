@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.simulator.hardware import Deployment
 from pointsman.simulator.profile import CHUNK_STEP_TOKENS, KV_STEP_TOKENS, ProfileCost
 
@@ -69,7 +69,7 @@ class Profile:
 
     @property
     def batching_factor(self) -> float:
-        """On attention time when a batch holds several sequences of the same kind."""
+        """The factor on attention time when a batch holds several sequences of the same kind."""
         model = self.deployment.model
         return BATCHING_FACTOR if model.num_heads > model.num_kv_heads else 1.0
 
@@ -206,7 +206,7 @@ def _rows(
         table = pl.read_csv(path, infer_schema_length=None)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(
-            field, str(path), f"cannot be read ({error})", "give one of Vidur's tables"
+            field, str(path), f"cannot be read ({reason_of(error)})", "give one of Vidur's tables"
         ) from None
     missing = [column for column in (*wanted, *counts, *others) if column not in table.columns]
     if missing:

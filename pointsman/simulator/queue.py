@@ -56,7 +56,7 @@ def find_head(sim):
 
 @kernel
 def find_line(sim):
-    """Whose first request is next; of two with the same turn, the one that arrived first."""
+    """Find the line whose first request is next; of two with the same turn, the one that arrived first."""
     router = sim.router
     small_first, largest = compiled_sizes_that_count(
         router.small_first, router.queue_size, router.num_accepting, router.usual_size

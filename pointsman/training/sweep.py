@@ -26,7 +26,7 @@ from socket import socket
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.files import replace_file
 from pointsman.plain import in_percent, to_json
 from pointsman.training import runs
@@ -113,7 +113,9 @@ def read_trials(folder: Path, plan: Mapping[str, Any], values: Sequence[dict[str
         found = json.loads(path.read_text(encoding="utf-8"))
         earlier, kept = found["plan"], [_read_trial(one) for one in found["trials"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError("--out", str(path), f"cannot be read ({error})", "name another directory") from None
+        raise InputError(
+            "--out", str(path), f"cannot be read ({reason_of(error)})", "name another directory"
+        ) from None
     differing = [key for key in plan if plan[key] != earlier.get(key)]
     if differing:
         remedy = "name another directory, or give the options it was begun with"

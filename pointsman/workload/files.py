@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn
 
 import polars as pl
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, no_such_file
 
 LINE = "#line"
 _READABLE = "give a CSV, JSONL or Parquet file, plain or gzip"
@@ -86,7 +86,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise _file_error(path, "no such file", "check the path") from None
+        raise no_such_file("trace file", path) from None
     except OSError as error:
         raise _file_error(
             path, f"cannot be read ({error.strerror})", "check the path and its rights"
@@ -113,7 +113,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _csv_source(path: Path, data: bytes) -> TraceSource:
-    data, num_comments = _without_comments(data)
+    data, num_comments = _from_header(data)
     separator = max(_SEPARATORS, key=data.partition(b"\n")[0].decode("utf-8").count)
 
     def load(columns: list[str]) -> RawTable:
@@ -131,12 +131,14 @@ def _csv_source(path: Path, data: bytes) -> TraceSource:
     return TraceSource(path, header.columns, load)
 
 
-def _without_comments(data: bytes) -> tuple[bytes, int]:
-    """What follows the comments at its beginning, and how many lines these are."""
-    num_comments = 0
-    while data.startswith(b"#") and (rest := data.partition(b"\n")[2]):
-        data, num_comments = rest, num_comments + 1
-    return data, num_comments
+def _from_header(data: bytes) -> tuple[bytes, int]:
+    """What follows the comments and empty lines at its beginning, and how many lines these are."""
+    num_lines = 0
+    while (first := data.partition(b"\n")[0].strip()).startswith(b"#") or not first:
+        if not (rest := data.partition(b"\n")[2]):
+            break
+        data, num_lines = rest, num_lines + 1
+    return data, num_lines
 
 
 def _reject_csv(

@@ -53,3 +53,11 @@ def test_bad_input(cli: Cli) -> None:
     check(cli("config", "ttft"), "KEY = 'ttft'")
     check(cli("config", "--of", "x"), "--of = 'x'", "cluster, serve, train")
     check(cli("config", "workload", "--of", "serve"), "KEY = 'workload'", "unknown key")
+
+
+@pytest.mark.parametrize("section", ["workload.arrivals", "cluster", "reliability", "ppo"])
+def test_names_in_keys_stay_whole(cli: Cli, section: str) -> None:
+    keys = [one["key"] for one in cli("config", section, "--json").json]
+    words = set(cli("config", section).out.split())
+    assert len(keys) > 10
+    assert [key for key in keys if key not in words and key.rpartition(".")[2] not in words] == []

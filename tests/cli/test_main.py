@@ -95,6 +95,14 @@ def test_a_terminal_without_unicode_is_no_traceback() -> None:
     assert b"4 ? A100-80" in done.stdout
 
 
+def test_paragraphs_of_help_are_broken_at_the_margin_alone(cli: Cli) -> None:
+    out = cli("train", "--help").out
+    lines = [line.strip() for line in out.partition("Arguments")[0].splitlines()]
+    paragraphs = [part.split("\n") for part in "\n".join(lines).split("\n\n")]
+    short = [line for part in paragraphs for line in part[:-1] if 0 < len(line) < 60]
+    assert short == []
+
+
 def test_help_shows_no_types_of_python(cli: Cli) -> None:
     """Typer would show `--json <bool>`, `--port <int>` and `CONFIG.yaml <list[Path]>`."""
     from pointsman.cli.main import app
@@ -221,6 +229,13 @@ def test_a_table_that_does_not_fit_is_a_list(monkeypatch: pytest.MonkeyPatch) ->
     with wide.capture() as capture:
         wide.print(table)
     assert "least-outstanding        50.9" in capture.get()
+    middle = Console(width=38, highlight=False)  # two words of the last column go into the next line
+    with middle.capture() as capture:
+        middle.print(table)
+    lines = capture.get().splitlines()
+    assert lines[2].split() == ["least-outstanding", "50.9", "+7", "%"]
+    assert lines[3].split() == ["[6,", "12]"]
+    assert max(map(len, lines)) <= 38
     with narrow.capture() as capture:
         narrow.print(table)
     assert capture.get().split("\n") == [

@@ -83,11 +83,29 @@ def test_a_target_that_is_met_takes_no_more(cli: Cli, unequal: Path) -> None:
     assert "leaves room for" in printed
 
 
-def test_a_service_level_that_nothing_meets(cli: Cli, unequal: Path) -> None:
-    result = cli("plan", unequal, *QUICK, "--set", "slo.tpot_s=0.0001", "--json")
+def test_a_service_level_that_nothing_meets(cli: Cli, unequal: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = cli("plan", unequal, *QUICK, "--set", "slo.tpot_s=0.0001", "--json", "--out", out)
     assert result.status == 0
+    page = (out / "report.html").read_text()
+    assert page.count("<figure>") == 1 and "`" not in page.partition("<script>")[0]
     assert "cannot serve this within the service level at any rate" in result.json["verdict"]["sentence"]
     assert set(result.json["target"]["more"].values()) == {None}
+    printed = cli("plan", unequal, *QUICK, "--set", "slo.tpot_s=0.0001").out
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["round-robin", "none"] in rows and ["least-outstanding", "none", "baseline"] in rows
+    assert ["1", "×", "H100", "none", "not", "enough"] in rows
+    assert "█" not in printed
+
+
+def test_servers_that_are_just_enough_are_named_once(cli: Cli, unequal: Path) -> None:
+    found = cli("plan", unequal, *QUICK, "--json").json
+    most = found["policies"]["late-binding"]["goodput_rps"]
+    result = cli("plan", unequal, *QUICK, "--target", f"{0.98 * most:.3f}", "--json").json
+    assert set(result["target"]["more"].values()) == {0}
+    said = " ".join(result["verdict"]["details"])
+    assert "it takes the servers that there are; one fewer of any kind is too few." in said
+    assert "as now" not in said
 
 
 def test_a_trace_is_played_faster_and_judged_by_blocks(cli: Cli, tmp_path: Path) -> None:
@@ -95,6 +113,7 @@ def test_a_trace_is_played_faster_and_judged_by_blocks(cli: Cli, tmp_path: Path)
     result = cli("plan", config, *QUICK)
     assert result.status == 0, result.err
     assert max(map(len, result.out.splitlines())) <= 100
+    assert "60 requests are a burst, not a rate" in result.err
     printed = " ".join(result.out.split())
     assert "95 % intervals over 6 blocks of trace.csv" in printed
     assert re.search(r"The traffic of cluster, 5\.\d+ requests/s, could be \d+\.\d times as much\.", printed)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from pointsman.envs.routing import HoldRule, RoutingEvaluationSpec, RoutingSpec
+from pointsman.errors import PointsmanWarning
 from pointsman.evaluation.routing import SHOWN, RoutingSelection, settle
 from pointsman.experiments import own
 from pointsman.inference.checkpoint import load_checkpoint
@@ -82,3 +85,16 @@ def test_the_order_that_is_left_open_is_what_serves_the_traffic_best(monkeypatch
     assert found is not None and found > SMALL_FIRST
     assert settled_on("light-chat") == SMALL_FIRST
     assert settled_on("steady-code", small_first=0.0) == 0.0
+
+
+def test_blocks_too_short_to_judge_by_are_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the whole trace
+    rows = [f"{0.1 * i},500,400" for i in range(200)]
+    (tmp_path / "trace.csv").write_text("\n".join(["timestamp,prompt_tokens,completion_tokens", *rows]))
+    path = tmp_path / "mine.yaml"
+    path.write_text("workload: {trace: trace.csv}\ncluster: {replicas: 2, device: A100-80}\n")
+    judge = RoutingSelection(parse_spec(RoutingSpec, {"scenarios": [str(path)]}, "env"))
+    with pytest.warns(PointsmanWarning, match="mine, selection: its 4 blocks last 0.9 s, a request"):
+        judge.baselines  # noqa: B018

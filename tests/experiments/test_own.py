@@ -132,6 +132,10 @@ def test_blocks_are_as_many_as_make_sense(tmp_path: Path) -> None:
 def test_too_few_requests_are_not_cut_into_parts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="29 requests are too few to train, to select and to judge on"):
         episode(file_with_trace(tmp_path, 29))
+    scenario = find_scenario(str(file_with_trace(tmp_path, 1)))
+    for use in (parts_text, lambda one: selection_episodes(one, 4)):
+        with pytest.raises(InputError, match=r"trace\.csv': 1 request is too few to train"):
+            use(scenario)
 
 
 def test_a_trace_comes_in_a_file_of_its_own(tmp_path: Path) -> None:

@@ -106,6 +106,32 @@ def test_a_server_that_accepts_and_is_silent() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "what"),
+    [(b"", "it closes the connection without an answer"), (b"SSH-2.0-x\r\n", "what it answers is not HTTP")],
+)
+def test_somebody_who_speaks_something_else(said: bytes, what: str) -> None:
+    """As TLS does where HTTP is spoken, and the other way round."""
+
+    def hang_up() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        (finding,) = unwell(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
+    assert finding.what == f"does not answer ({what})"
+    assert "https://" in finding.remedy
+    with server() as plain:
+        (finding,) = unwell(plain.replace("http://", "https://"))
+    assert "_ssl.c" not in finding.what
+    assert "http://" in finding.remedy
+
+
+@pytest.mark.parametrize(
     ("pages", "check", "level", "what"),
     [
         ({"health": (503, "")}, "reachable", "problem", "answers 503 to /health"),

@@ -120,7 +120,7 @@ def test_failures_are_counted_by_reason(fault: str, reason: str) -> None:
 
 def test_no_server() -> None:
     replay = uvloop.run(replayed("http://127.0.0.1:1", workload(3)))
-    assert replay.problems == Counter({"cannot connect: Connection refused": 3})
+    assert replay.problems == Counter({"cannot connect: connection refused": 3})
 
 
 def test_times_are_those_of_the_stream() -> None:

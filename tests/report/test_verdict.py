@@ -63,6 +63,7 @@ def test_a_light_load_is_named_where_nothing_is_gained(rate_rps: float, gain: fl
     text = " ".join(verdict.details)
     assert f"({rate_rps:.0f} of 2,346 requests/s)" in text
     assert ("That is a light load" in text) is is_said
+    assert "`" not in text, "pages would show it as it is"
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -200,3 +201,11 @@ def test_by_returns() -> None:
     verdict = verdict_of_returns("x", gains, "sjf", range(1000, 1300))
     assert verdict.tone == UNCLEAR and verdict.sentence.endswith("But best-fit does better.")
     assert verdict_of_returns("x", {"sjf": Ratio(-0.1, -0.2, -0.01)}, "sjf", range(9)).tone == WORSE
+
+
+def test_a_policy_that_is_as_good_is_named_once() -> None:
+    verdict = verdict_of(report(least_work=0.7 * BASE, late_binding=0.7 * BASE, random=9 * BASE))
+    assert verdict.sentence.endswith("But it is not clearly better than late-binding.")
+    assert "Also: better than random." in verdict.details
+    alone = verdict_of(report(least_work=0.7 * BASE, late_binding=0.7 * BASE))
+    assert not any(line.startswith("Also") for line in alone.details)

@@ -207,6 +207,7 @@ async def admin(c: Cluster, keys: Keys | None = None) -> AsyncIterator[Any]:
         finally:
             writer.close()
 
+    ask.url = f"http://127.0.0.1:{port_of(server)}"  # type: ignore[attr-defined]
     try:
         yield ask
     finally:

@@ -145,6 +145,18 @@ def test_the_network_would_have_taken_the_next_by_logit() -> None:
     assert reason.chosen == f"http://gpu-{action - 1}:8000"
 
 
+def test_a_preference_of_next_to_nothing_is_called_that() -> None:
+    """`1 to 1` would be no preference."""
+    same = (1.0, 0.1, 0.01, 0.5, 0.1, 0.0)
+
+    def sentence(lead: float) -> str:
+        noted = np.array([LEARNED, 2, 1, *same, -lead, *same, 0.0]).tobytes()
+        return Reason("default", ["http://a", "http://b"], 1, noted).sentence()
+
+    assert sentence(0.01).endswith("the network hardly prefers either, a a little.")
+    assert sentence(1.0).endswith("the network prefers a 2.7 to 1.")
+
+
 def test_a_sentence_is_short_however_many_servers_and_however_long_their_names() -> None:
     books = Books(now=0.0)
     for k in range(200):
@@ -168,7 +180,8 @@ def test_a_sentence_is_short_however_many_servers_and_however_long_their_names()
 SPEAKS_FOR_IT = re.compile(
     r"holds the request( until a server has room)?: (the least busy of|no server accepts requests)"
     r"|, (the only one of|drawn at random|whose turn|the less busy of two|where (its session|prompts))"
-    r"|, the next best of \d+: (both score the same, and \S+ has|the network prefers|gpu-\d has [a-z])"
+    r"|, the next best of \d+: (both score the same, and \S+ has|the network (hardly )?prefers"
+    r"|gpu-\d has [a-z])"
 )
 
 

@@ -131,7 +131,7 @@ def test_a_policy_file_may_name_a_checkpoint_beside_it(tmp_path: Path) -> None:
     [
         ("a: [", ["policy = ", "self.yaml", "not valid YAML"]),
         ("- 1", ["holds no keys", "policy:"]),
-        (WORKLOAD, ["is not a policy file", "pointsman tune"]),
+        (WORKLOAD, ["policy = ", "is not a policy file, but a cluster with its traffic", "pointsman tune"]),
         (WORKLOAD + POLICY, ["is not a policy file"]),
         ("policy: random", ["is not a policy file"]),
         ("policy: {kind: least-luck}", ["policy.kind", "least-luck", "least-work"]),
@@ -156,6 +156,7 @@ def test_what_is_no_policy_file(tmp_path: Path, content: str, words: list[str]) 
         ("absent/run", ["no such file"]),
         ("empty", ["no checkpoint in this directory", "best.safetensors"]),
         ("", ["unknown policy"]),
+        ("traffic.csv", ["is a trace, not a policy", "a run"]),
         ("least-luck", ["unknown policy", "did you mean"]),
     ],
 )
@@ -163,6 +164,7 @@ def test_what_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: list[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "traffic.csv").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as caught:
         named(name)

@@ -216,10 +216,11 @@ def test_times_start_at_0_unless_they_shall_not(tmp_path: Path) -> None:
         f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", ";"),
         f"{VIDUR_HEADER}\n0.5,3,4\n".replace(",", "\t"),
         f"# exported on Monday, by hand, for tests, of a week\n#\n{VIDUR_HEADER}\n0.5,3,4\n",
+        f"\n \r\n# exported\n\n{VIDUR_HEADER}\n0.5,3,4\n",
     ],
     ids=[
         *("crlf", "UTF-16", "bars", "decimal commas", "byte order mark", "blank lines and spaces"),
-        *("quotes", "semicolons", "tabs", "comments"),
+        *("quotes", "semicolons", "tabs", "comments", "empty lines first"),
     ],
 )
 def test_ways_to_write_the_same_csv(tmp_path: Path, text: str | bytes) -> None:

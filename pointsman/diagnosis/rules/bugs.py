@@ -77,7 +77,7 @@ def other_policy(log: RunLog) -> Looked:
 
 
 def stopped_early(log: RunLog) -> Looked:
-    """Whatever no other rule knows."""
+    """The run ended by itself, for whatever reason it gave; only a note if another rule explains it."""
     stopped = log.facts.stopped
     if not stopped:
         return None

@@ -1,4 +1,4 @@
-"""Which replica runs a request, on Vidur."""
+"""The problem `vidur`: which replica runs a request, in Vidur's simulator."""
 
 import logging
 

@@ -49,7 +49,7 @@ class Endpoints:
         return self._num_broken_off[replica.slot] > MAX_BROKEN_OFF
 
     def came_to_its_end(self, replica: Replica) -> None:
-        """An answer did."""
+        """An answer has come to its end: count anew."""
         self._num_broken_off[replica.slot] = 0
 
     def _follow(self, replica: Replica, what: str) -> None:

@@ -95,7 +95,7 @@ class Pick:
     # --- what Envoy says ---
 
     def hear(self, message: Any) -> Iterator[bytes]:
-        """-> the answers, all but the verdict on a request that has to wait (`decided`)."""
+        """-> the answers to a message of Envoy, without the verdict on a request that waits (`decided`)."""
         is_silent = message.observability_mode
         if self.state == ASKED and message.HasField("protocol_config"):
             self._request_mode = message.protocol_config.request_body_mode
@@ -148,7 +148,7 @@ class Pick:
             yield CONTINUE["request_trailers"]
 
     def verdict(self) -> Iterator[bytes]:
-        """Where to, or why not; nothing while the request waits."""
+        """-> the answers that say where the request goes, or why it is refused; none while it waits."""
         if self._refusal is not None:
             yield refused(self._refusal)
             return
@@ -236,10 +236,10 @@ class Pick:
     # --- what the clock of the router says ---
 
     def check(self, now: float) -> None:
-        """Timeouts are Envoy's business."""
+        """Do nothing: timeouts are Envoy's business."""
 
     def give_up(self) -> None:
-        """The router stops."""
+        """The router stops, and this request ends with it."""
         if self.state == WAITING:
             self._router.dispatcher.withdraw(self)
             self.refuse(refusal(503, "the router is shutting down", "service_unavailable"))
@@ -336,7 +336,7 @@ class Pick:
             books.tokens(self._ticket, num_more, now)
 
     def _completed(self) -> None:
-        """All of the answer went by."""
+        """The whole answer has passed."""
         if self.state != ANSWERED:
             return
         now = monotonic()
@@ -357,7 +357,7 @@ class Pick:
         self._ended(self._status, outcome, now, prompt_tokens, output_tokens)
 
     def _let_go(self, now: float) -> None:
-        """The books of the replica are closed without a result."""
+        """Close the request in the replica's books without a result."""
         if self._replica is not None:
             replica, self._replica = self._replica, None
             self._proxy.books.failed(self._ticket, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from pointsman.errors import reason_of
 from pointsman.router.http.messages import Headers
 from pointsman.router.http.upstream import Pool, Receiver, UpstreamConnection
 
@@ -68,6 +69,6 @@ async def fetch(pool: Pool, path: str, timeout_s: float, headers: bytes = b"") -
     except TimeoutError:
         raise FetchError("timed out") from None
     except OSError as error:
-        raise FetchError(str(error)) from None
+        raise FetchError(reason_of(error)) from None
     finally:
         receiver.stop()

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.router.http.limits import Limits
 
 CERT, KEY = "--tls-cert", "--tls-key"
@@ -36,7 +36,7 @@ def client_side_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | Non
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, ValueError) as error:
         remedy = f"give the certificate chain and its key in PEM, without a password; the key with {KEY}"
-        problem = f"is not a certificate with its key ({_reason(error)})"
+        problem = f"is not a certificate with its key ({reason_of(error)})"
         raise InputError(CERT, str(cert), problem, remedy) from None
     return context
 
@@ -60,7 +60,7 @@ def server_side_tls(ca: Path | None) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca)
     except ssl.SSLError as error:
-        problem = f"holds no certificate ({_reason(error)})"
+        problem = f"holds no certificate ({reason_of(error)})"
         raise InputError("CA file", str(ca), problem, "give certificates in PEM") from None
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -70,8 +70,5 @@ def _check_readable(option: str, file: Path) -> None:
     try:
         file.open("rb").close()
     except OSError as error:
-        raise InputError(option, str(file), f"cannot be read ({error.strerror})", "name a PEM file") from None
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "reason", None) or str(error)
+        problem = f"cannot be read ({reason_of(error)})"
+        raise InputError(option, str(file), problem, "name a PEM file") from None

@@ -19,6 +19,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from pointsman.errors import reason_of
 from pointsman.router.http.address import Address
 from pointsman.router.http.heads import Known, known_head
 from pointsman.router.http.inbox import Inbox, running_inbox
@@ -248,7 +249,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.write(message)
 
     def hand_over(self, receiver: Receiver) -> None:
-        """What is still to come goes to another."""
+        """Hand what is still to come to another receiver."""
         self._receiver = receiver
 
     def abort(self) -> None:
@@ -269,7 +270,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.resume_reading()
 
     def _remember(self, data: bytes) -> None:
-        """The next response like this one needs no parser."""
+        """Keep the head, so that the next response like this one needs no parser."""
         is_good = 200 <= self._status < 300 and self._status != 204
         if not is_good or not self._keeps_alive or self._is_excessive:
             return
@@ -372,4 +373,4 @@ class Pool:
 def _why(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return _TIMED_OUT
-    return error.strerror or str(error) or type(error).__name__
+    return reason_of(error)

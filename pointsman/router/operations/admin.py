@@ -98,8 +98,7 @@ class Admin:
     async def _answer(self, request: HttpRequest) -> Answer:
         route = self._routes.get((request.head.method, request.head.path))
         if route is None:
-            is_known = any(path == request.head.path for _, path in self._routes)
-            return refusal(405 if is_known else 404, "no such admin command")
+            return self._unknown(request.head.method, request.head.path)
         query = {
             key: values[-1]
             for key, values in parse_qs(request.head.target.partition(b"?")[2].decode("latin-1")).items()
@@ -121,6 +120,14 @@ class Admin:
             self._log.event("command failed", path=request.head.path.decode("latin-1"), problem=repr(error))
             return refusal(500, "the command failed; see the log", "server_error")
 
+    def _unknown(self, method: bytes, path: bytes) -> Answer:
+        methods = [one.decode() for one, known in self._routes if known == path]
+        if methods:
+            said = f"{method.decode('latin-1')} is no command for this path; use {' or '.join(methods)}"
+            return refusal(405, said)
+        paths = ", ".join(dict.fromkeys(known.decode() for _, known in self._routes))
+        return refusal(404, f"no such admin command; there are {paths}")
+
     def _list(self, query: dict[str, str], body: Any) -> Any:
         return {"replicas": [replica.as_json() for replica in self._registry]}
 
@@ -128,7 +135,9 @@ class Admin:
         return self._registry.add(parse_spec(Backend, body), is_returning=True).as_json()
 
     def _remove(self, query: dict[str, str], body: Any) -> Any:
-        self._registry.remove(query.get("url", ""))
+        if "url" not in query:
+            raise InputError("url", None, "says which server to remove", "add ?url=http://host:port")
+        self._registry.remove(query["url"])
         return self._list(query, body)
 
     def _drain(self, query: dict[str, str], body: Any) -> Any:

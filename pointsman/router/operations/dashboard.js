@@ -275,7 +275,8 @@ function showShadow() {
     + `${whole(asked)} decisions${shadow.failures ? `; it failed ${whole(shadow.failures)} times` : ""}.`);
   const sent = {};
   for (const counts of Object.values(state.decisions.by)) for (const [one, count] of Object.entries(counts)) sent[one] = (sent[one] ?? 0) + count;
-  fillTable("shadow", ["sent to", "decided", `${shadow.policy} would have`],
+  const all = Object.values(sent).reduce((sum, count) => sum + count, 0);  // more, if the shadow came later
+  fillTable("shadow", ["sent to", `decided, of ${whole(all)}`, `${shadow.policy} would have, of ${whole(asked)}`],
     [...rowNames(sent, shadow.decisions), "hold"].map(one => [name(one), part(sent, one), part(shadow.decisions, one)]));
 }
 
@@ -378,6 +379,7 @@ async function poll() {
     const headers = key ? { authorization: `Bearer ${key}` } : {};
     const answer = await fetch("admin/state", { headers, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     at("access").hidden = answer.status !== 401;
+    at("pause").hidden = answer.status === 401;
     if (answer.status === 401) {
       sayLost(key ? "wrong key" : "key needed");
     } else if (!answer.ok) {

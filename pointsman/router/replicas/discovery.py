@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.router.config import Backend
 from pointsman.router.http.address import Address, parse_url
 from pointsman.router.http.fetching import FetchError, fetch
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 class _BackendFile(Spec):
-    """Keys beside the backends, which `pointsman calibrate` writes for the simulator."""
+    """A file of servers. `pointsman calibrate` writes the other keys, for the simulator."""
 
     backends: list[Backend | str]
     replica: Mapping[str, Any] = {}
@@ -91,7 +91,7 @@ class DnsSource:
         try:
             found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise SourceError(f"{address.host} cannot be resolved ({error})") from None
+            raise SourceError(f"{address.host} cannot be resolved ({reason_of(error)})") from None
         hosts = sorted({str(entry[4][0]) for entry in found})
         return [Backend(url=_url(address, host), tls_name=address.host) for host in hosts]
 
@@ -151,13 +151,13 @@ class KubernetesSource:
         try:
             return (self._account / name).read_text(encoding="utf-8")
         except OSError as error:
-            problem = f"there is no service account here ({error})"
+            problem = f"there is no service account here ({reason_of(error)})"
             remedy = "run the router in a pod, or use --backends or --dns"
             raise InputError("--kubernetes", self._given, problem, remedy) from None
 
 
 def ready_endpoints(slices: Any, port: int | None, tls_name: str | None = None) -> list[Backend]:
-    """`port` None: the first port of each slice."""
+    """Read the ready endpoints of EndpointSlices; without a port, the first of each slice is taken."""
     urls = set()
     for one in slices["items"]:
         protocols = {entry["port"]: entry.get("appProtocol") for entry in one.get("ports") or []}

@@ -91,7 +91,7 @@ class Dispatcher:
         registry.on_change.append(lambda replica, what: self.wake())
 
     def _take_order(self) -> None:
-        """The policy in charge has a say in it."""
+        """Take the order of held requests from the policy in charge, if it sets one."""
         settings = self._settings
         self.order = Order(settings.overtake_s, settings.max_hold_s, self._decisions.small_first)
         self._is_by_size = self.order.is_by_size
@@ -114,7 +114,7 @@ class Dispatcher:
             self._hold(request, is_first=True)
 
     def _measure(self, request: Waiting) -> None:
-        """How large it is counts only among others, or if it is held: most requests are neither."""
+        """Estimate how large a request is; needed only if it is held or not alone, and most are neither."""
         if self._is_by_size:
             request.size = self._books.size_of(request.prompt_tokens, request.max_tokens)
 

@@ -88,14 +88,14 @@ def decode(data: bytes) -> Message:
 
 
 def to_wire(book: Book, now: float) -> tuple[bytes, bytes]:
-    """Keys and columns, with the sum of sending times as a sum of ages."""
+    """Keys and columns as bytes; sums of sending times become sums of ages."""
     signals = book.signals.copy()
     signals[SENT_AT_SUM] = signals[WAITING] * now - signals[SENT_AT_SUM]
     return book.keys.astype("<i8").tobytes(), signals[ROWS].T.astype("<f8").tobytes()
 
 
 def from_wire(message: Message, now: float) -> dict[int, NDArray[np.float64]]:
-    """Columns of signals by key, in terms of our clock."""
+    """Columns of signals by key, with times of our clock."""
     if message.layout != LAYOUT:
         raise MessageError("shares other signals: it is another version of pointsman")
     num_replicas, rest = divmod(len(message.keys), 8)
@@ -124,7 +124,7 @@ def prompts_to_wire(noted: Iterable[Noted], now: float) -> bytes:
 
 
 def prompts_from_wire(data: bytes, now: float) -> list[Noted]:
-    """In terms of our clock."""
+    """What was told about prompts, with times of our clock."""
     found = []
     at = 0
     while at < len(data):

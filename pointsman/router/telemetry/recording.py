@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pointsman.errors import InputError
+from pointsman.errors import InputError, reason_of
 from pointsman.router.telemetry.ended import (
     ARRIVED_AT,
     CACHED_TOKENS,
@@ -69,7 +69,9 @@ def new_recording(path: Path) -> TrafficRecording:
     except FileExistsError:
         raise InputError("--record", str(path), "exists already", "name a new file") from None
     except OSError as error:
-        raise InputError("--record", str(path), f"cannot be written ({error})", "name another file") from None
+        raise InputError(
+            "--record", str(path), f"cannot be written ({reason_of(error)})", "name another file"
+        ) from None
     return TrafficRecording(path, monotonic(), secrets.token_bytes(16))
 
 

@@ -115,3 +115,19 @@ def test_a_server_is_found_by_the_url_it_was_given_by() -> None:
             assert (await ask("POST", "/admin/drain", {"url": f"{url}/v1/"})).json["name"] == url
 
     run(scenario)
+
+
+def test_a_wrong_command_is_told_the_right_ones() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c, admin(c) as ask:
+            for method, path, status, said in (
+                ("GET", "/admin/drain", 405, "GET is no command for this path; use POST"),
+                ("POST", "/admin/decisions", 405, "use GET"),
+                ("GET", "/admin/drains", 404, "no such admin command; there are /admin/replicas, "),
+                ("DELETE", "/admin/replicas", 400, "add ?url=http://host:port"),
+            ):
+                answer = await ask(method, path)
+                assert answer.status == status
+                assert said in answer.json["error"]["message"]
+
+    run(scenario)

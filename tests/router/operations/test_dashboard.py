@@ -11,6 +11,7 @@ import random
 import re
 import time
 from bisect import bisect_left
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from pointsman.router.replicas.registry import Registry
 from pointsman.router.telemetry import history
 from pointsman.router.telemetry.history import NUM_SAMPLES, SAMPLE_S, History, quantile
 from pointsman.router.telemetry.metrics import LATENCY_S, Histogram, Metrics
+from tests.report.pages import CHROMIUM, needs_chromium
 from tests.router.ended import Over, ended
 from tests.router.fakes import HOLD, FakeBooks
 from tests.router.harness import SECRET, admin, cluster, post, run, until
@@ -256,6 +258,36 @@ def test_the_page_is_complete_and_may_run_nothing_else() -> None:
     )
     assert used
     assert used <= set(re.findall(r'id="([\w-]+)"', html))
+
+
+async def shown(url: str, folder: Path) -> str:
+    """The page as it stands in a browser after some seconds."""
+    assert CHROMIUM is not None
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--virtual-time-budget=4000")
+    command = (CHROMIUM, *options, f"--user-data-dir={folder}", "--dump-dom", url)
+    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    browser = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=nothing)
+    out, _ = await asyncio.wait_for(browser.communicate(), 120)
+    return out.decode()
+
+
+@needs_chromium
+def test_a_browser_is_shown_what_there_is(tmp_path: Path) -> None:
+    """Without a key only where to give one; with a shadow, of how many decisions each column is."""
+
+    async def scenario() -> None:
+        async with cluster(ok, ok) as c, admin(c, Keys([SECRET])) as locked, admin(c) as ask:
+            page = await shown(f"{locked.url}/dashboard", tmp_path / "locked")
+            assert "key needed" in page and re.search(r'<button id="pause"[^>]* hidden', page)
+            await c.ask()
+            await ask("POST", "/admin/shadow", {"policy": "another"})
+            for _ in range(2):
+                await c.ask()
+            page = await shown(f"{ask.url}/dashboard", tmp_path / "open")
+            assert not re.search(r'<button id="pause"[^>]* hidden', page)
+            assert "decided, of 3" in page and "another would have, of 2" in page
+
+    run(scenario)
 
 
 def test_a_policy_is_read_while_requests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
