@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.router import mock as replies
-from tests.router.harness import CHAT, Cluster, Wire, cluster, get, post, run, until
-from tests.router.mock import Heard, Mock, gated, ok
+from tests.router.harness import CHAT, Cluster, Wire, cluster, get, post, run, small_wire, until
+from tests.router.mock import Heard, Mock, gated, ok, respond
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\n".encode()
 BODY = b'{"model": "m", "messages": []}'
@@ -313,6 +313,59 @@ def test_an_idle_client_is_closed() -> None:
             await wire.send(post())
             assert (await wire.answer()).status == 200
             assert await wire.is_closed()
+
+    run(scenario)
+
+
+LARGE = b"x" * 60_000  # the router takes all of it, the sockets do not
+
+
+async def large(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+    await respond(writer, 200, LARGE)
+
+
+def test_a_client_that_asks_and_does_not_read_gets_no_more_answers() -> None:
+    """Else it could fill the memory of the router, without a key."""
+
+    async def scenario() -> None:
+        async with cluster(ok) as c, small_wire(c) as wire:
+            num_answers = 3000
+            await wire.send(get("/metrics") * num_answers)
+            (client,) = c.router.proxy.clients
+            await asyncio.sleep(0.2)
+            assert client._transport.get_write_buffer_size() < 200_000
+            for _ in range(num_answers):
+                assert (await wire.answer()).status == 200
+            await wire.send(get("/health"))  # and all is as before
+            assert (await wire.answer()).status == 200
+
+    run(scenario, 60.0)
+
+
+@pytest.mark.parametrize("headers", ["", "connection: close\r\n"])
+def test_a_client_that_takes_its_time_gets_all_of_the_last_answer(headers: str) -> None:
+    async def scenario() -> None:
+        async with cluster(large, limits={"keep_alive_s": 0.5}) as c, small_wire(c) as wire:
+            await wire.send(post(headers=headers))
+            await until(lambda: c.num_heard == [1])
+            await asyncio.sleep(1.5)
+            assert (await wire.answer()).body == LARGE
+            assert await wire.is_closed()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("headers", ["", "connection: close\r\n"])
+@pytest.mark.parametrize("is_half_closed", [False, True])
+def test_a_client_that_never_reads_its_answer_is_cut_off(headers: str, is_half_closed: bool) -> None:
+    async def scenario() -> None:
+        limits = {"idle_timeout_s": 0.2, "keep_alive_s": 0.2}
+        async with cluster(large, limits=limits) as c, small_wire(c) as wire:
+            await wire.send(post(headers=headers))
+            if is_half_closed:
+                wire.writer.write_eof()
+            await until(lambda: c.num_heard == [1])
+            await until(lambda: not c.router.proxy.clients)
 
     run(scenario)
 
