@@ -21,8 +21,9 @@ from pointsman.router.http.limits import Limits
 from pointsman.router.http.tls import client_side_tls, server_side_tls
 from pointsman.router.http.upstream import Pool
 from pointsman.router.replicas.discovery import DnsSource, FileSource, KubernetesSource, ready_endpoints
+from pointsman.spec import parse_spec
 from tests.router.certificates import Authority, new_authority
-from tests.router.harness import Wire, cluster, get, post, run, until
+from tests.router.harness import Wire, cluster, get, post, run, small_wire, until
 from tests.router.mock import Behaviour, Mock, gated, ok, respond
 
 LOCAL = ("DNS:localhost", "IP:127.0.0.1")
@@ -191,6 +192,35 @@ def test_a_slow_reader_slows_the_server_down_over_tls(authority: Authority, cert
             assert len((await wire.answer()).body) == count * size
 
     run(scenario)
+
+
+def test_a_client_that_takes_its_time_gets_all_of_the_last_answer_over_tls(
+    authority: Authority, certificate: Path
+) -> None:
+    large = b"x" * 400_000
+
+    async def answer(mock: Mock, request: Any, writer: asyncio.StreamWriter) -> None:
+        await respond(writer, 200, large)
+
+    async def scenario() -> None:
+        trusting = ssl.create_default_context(cafile=authority.ca)
+        async with (
+            cluster(answer, tls=client_side_tls(certificate, None)) as c,
+            small_wire(c, trusting) as wire,
+        ):
+            await wire.send(post(headers="connection: close\r\n"))
+            await until(lambda: c.num_heard == [1])
+            await asyncio.sleep(2.0)
+            assert (await wire.answer()).body == large
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64, ".", "\udc00", "a\0b"])
+def test_a_name_that_no_certificate_can_have_is_refused(name: str) -> None:
+    """Python's sockets raise something else than an OSError for it; its requests would never end."""
+    with pytest.raises(InputError):
+        parse_spec(Backend, {"url": "https://localhost", "tls_name": name})
 
 
 def test_nobody_is_trusted_without_a_certificate_that_fits(authority: Authority, certificate: Path) -> None:
