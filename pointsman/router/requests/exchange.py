@@ -284,7 +284,7 @@ class Exchange:
             self._client.abort()
         elif self._can_retry():
             self._retry("stale connection" if is_stale else "failed")
-        elif is_stale and not self.tried:  # nobody else is there, and this replica has done nothing wrong
+        elif is_stale:  # nobody else is there, and this replica has done nothing wrong
             self._proxy.metrics.retries["stale connection"] += 1
             self._dialling = replica.pool.dial(self)
         else:
