@@ -20,6 +20,7 @@ from typing import Any
 from pointsman.router.epp.answers import CONTINUE, NAMESPACE, destination, refused, streamed
 from pointsman.router.epp.endpoints import Endpoints
 from pointsman.router.epp.wire import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, STREAMED
+from pointsman.router.http.framing import BODY_TOO_LARGE
 from pointsman.router.http.messages import (
     EVENT_STREAM,
     LOAD_REPORT,
@@ -79,7 +80,7 @@ class Pick:
         self.decided: asyncio.Future[None] | None = None  # while it waits
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED  # the protocol's, if Envoy is silent
         self.request = HttpRequest(RequestHead(b"", b"", [], False, True))  # until its headers are there
-        self._body: bytes | None = None  # what has come of it
+        self._body: bytearray | None = None  # what has come of it
         self._outside: frozenset[int] = frozenset()
         self._has_trailers = False
         self._refusal: Answer | None = None
@@ -134,8 +135,10 @@ class Pick:
         if self._request_mode == STREAMED:
             yield CONTINUE["request_body"]
             return
-        self._body = (self._body or b"") + part.body
-        if part.end_of_stream or self._request_mode in _WHOLE:
+        if self._body is None:
+            self._body = bytearray()
+        self._body += part.body
+        if part.end_of_stream or self._request_mode in _WHOLE or self._is_too_large():
             self._decide()
             yield from self.verdict()
 
@@ -155,14 +158,14 @@ class Pick:
         if self.state == WAITING:
             return
         endpoints, body = ",".join(self._listed), self._body
-        self._body = None
+        self._body = None  # it is needed no more
         if body is None:
             yield destination("request_headers", endpoints)
         elif self._request_mode != FULL_DUPLEX_STREAMED:
             yield destination("request_body", endpoints)
         else:
             yield destination("request_headers", endpoints)
-            yield from streamed("request_body", body, not self._has_trailers)
+            yield from streamed("request_body", bytes(body), not self._has_trailers)
         if self._has_trailers:
             yield CONTINUE["request_trailers"]
 
@@ -256,8 +259,10 @@ class Pick:
         self.state = WAITING
         self.request_id = json.dumps((wish.request_id or b"").decode("latin-1"))[1:-1]  # as in a log line
         facts: RequestFacts | Answer
-        if self._body is not None:
-            facts = read_facts(wish, self._body)
+        if self._is_too_large():
+            facts = BODY_TOO_LARGE
+        elif self._body is not None:
+            facts = read_facts(wish, bytes(self._body))
         else:
             length = head.special.get(b"content-length", b"0")
             num_tokens = 1 + int(length) // _BYTES_PER_TOKEN if length.isdigit() else 1
@@ -286,6 +291,9 @@ class Pick:
         self._router.dispatcher.submit(self)
         if self.state == WAITING:
             self.decided = asyncio.get_running_loop().create_future()
+
+    def _is_too_large(self) -> bool:
+        return len(self._body or b"") > self._proxy.settings.limits.max_body_bytes
 
     def _settle(self) -> None:
         if self.decided is not None and not self.decided.done():
