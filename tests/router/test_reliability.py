@@ -184,15 +184,16 @@ def test_a_server_that_never_answers_is_a_gateway_timeout() -> None:
     run(scenario)
 
 
+async def once_a_connection(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+    if hasattr(writer, "is_used"):
+        writer.transport.abort()
+        return
+    writer.is_used = True  # type: ignore[attr-defined]
+    await ok(mock, request, writer)
+
+
 def test_a_connection_that_went_stale_is_nobodys_failure() -> None:
     """The server closed an idle connection just as it was used again; there is no other replica."""
-
-    async def once_a_connection(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
-        if hasattr(writer, "is_used"):
-            writer.transport.abort()
-            return
-        writer.is_used = True  # type: ignore[attr-defined]
-        await ok(mock, request, writer)
 
     async def scenario() -> None:
         async with cluster(once_a_connection, reliability={"breaker_failures": 1}) as c, c.wire() as wire:
@@ -207,13 +208,6 @@ def test_a_connection_that_went_stale_is_nobodys_failure() -> None:
 
 def test_a_stale_connection_to_the_last_replica_that_is_left_costs_no_request() -> None:
     """One replica fails, and the connection to the other, which is well, has gone stale."""
-
-    async def once_a_connection(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
-        if hasattr(writer, "is_used"):
-            writer.transport.abort()
-            return
-        writer.is_used = True  # type: ignore[attr-defined]
-        await ok(mock, request, writer)
 
     async def scenario() -> None:
         async with cluster(ok, once_a_connection) as c, c.wire() as wire:
