@@ -87,8 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self._target = b""
         self._headers: Headers = []
         self._header_bytes = 0
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body: bytes | bytearray = b""
         self._incoming: HttpRequest | None = None
         self._owes_continue = False
         # those received, and the one being answered
@@ -186,8 +185,7 @@ class ClientConnection(asyncio.Protocol):
         self._target = b""
         self._headers = []
         self._header_bytes = 0
-        self._body = []
-        self._body_bytes = 0
+        self._body = b""
         self._reading = IN_HEAD
         self._since = monotonic()
 
@@ -229,10 +227,14 @@ class ClientConnection(asyncio.Protocol):
 
     def on_body(self, part: bytes) -> None:
         self._owes_continue = False
-        self._body_bytes += len(part)
-        if self._body_bytes > self._limits.max_body_bytes:
+        if not self._body:
+            self._body = part
+        else:  # not an object for each of many small chunks
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += part
+        if len(self._body) > self._max_body_bytes:
             self._refuse(BODY_TOO_LARGE)
-        self._body.append(part)
 
     def on_message_complete(self) -> None:
         request = self._incoming
@@ -241,8 +243,8 @@ class ClientConnection(asyncio.Protocol):
         self._incoming = None
         self._owes_continue = False
         self._reading = BETWEEN if request.keep_alive else STOPPED
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
+        request.body = bytes(self._body)
+        self._body = b""
         self._ready.append(request)
 
     # --- what the service says ---

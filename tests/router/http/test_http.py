@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tracemalloc
 from contextlib import AsyncExitStack
 
 import pytest
@@ -38,6 +39,33 @@ def test_a_chunked_upload_arrives_with_its_length() -> None:
             assert heard.header("x-trailer") is None
 
     run(scenario)
+
+
+def test_a_body_in_tiny_chunks_takes_no_more_memory_than_it_has_bytes() -> None:
+    """As an object for each chunk, 16 MiB of body would be 350 MB."""
+    num_chunks = 200_000
+
+    async def scenario() -> None:
+        async with cluster(ok) as c, c.wire() as wire:
+            head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+            body = b"  " * num_chunks + BODY
+            chunks = b"2\r\n  \r\n" * num_chunks + b"%x\r\n%b\r\n" % (len(BODY), BODY)
+            await wire.send(head)
+            await until(lambda: bool(c.router.proxy.clients))
+            (client,) = c.router.proxy.clients
+            tracemalloc.start()
+            try:
+                await wire.send(chunks)
+                await until(lambda: len(client._body) == len(body))
+                in_use, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert in_use < 5 * len(body)
+            await wire.send(b"0\r\n\r\n")
+            assert (await wire.answer()).status == 200
+            assert sum((heard.body == body) for mock in c.mocks for heard in mock.heard) == 1
+
+    run(scenario, 60.0)
 
 
 def test_a_request_may_come_byte_by_byte() -> None:
