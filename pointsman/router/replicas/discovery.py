@@ -146,7 +146,7 @@ class KubernetesSource:
         try:
             tls_name = f"{self._service}.{self._namespace}.svc"
             return ready_endpoints(json.loads(answer.body), self._port, tls_name)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SourceError(f"Kubernetes API: unexpected answer ({error})") from None
 
     def _read(self, name: str) -> str:

@@ -171,7 +171,10 @@ def test_endpoints_of_kubernetes_are_followed(tmp_path: Path, monkeypatch: pytes
             code = 403
             await until(lambda: any("403" in str(line.get("problem")) for line in c.logged()))
             assert len(c.router.registry) == 2
-            code, answer = 200, slices(("127.0.0.1", True), port=target.port)
+            code, answer = 200, {"items": [{"ports": [{"port": 1}], "endpoints": [None]}]}
+            await until(lambda: any("unexpected" in str(line.get("problem")) for line in c.logged()))
+            assert len(c.router.registry) == 2
+            answer = slices(("127.0.0.1", True), port=target.port)
             await until(lambda: len(c.router.registry) == 1)
             following.cancel()
 
