@@ -25,7 +25,7 @@ NUM_SEEDS = 16
 
 
 def policies_option(name: str, metavar: str, what: str) -> Any:
-    """Of policies, by their names: a shell knows how to complete them."""
+    """An option that takes names of policies, which a shell knows how to complete."""
     return typer.Option(name, metavar=metavar, help=what, autocompletion=policy_names)
 
 

@@ -29,7 +29,7 @@ def server_url(url: str) -> str:
 
 
 def can_be_name(host: str) -> bool:
-    """Of a host: other names make the socket library raise what is no OSError."""
+    """Whether a host can have this name: for others, the socket library raises what is no OSError."""
     try:
         return b"\0" not in host.encode("idna")
     except UnicodeError:
