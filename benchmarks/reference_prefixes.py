@@ -28,7 +28,7 @@ class Block:
 class CachingReplica(Replica):
     """A replica whose blocks keep their content until they are given out again."""
 
-    __slots__ = ("blocks_of", "cached", "free_blocks", "num_cached", "num_evicted", "num_hit_tokens")
+    __slots__ = ("blocks_of", "cached", "free_blocks", "num_cached", "num_hit_tokens")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -36,7 +36,6 @@ class CachingReplica(Replica):
         self.cached: dict[tuple[int, ...], list[Block]] = {}
         self.blocks_of: dict[int, list[Block]] = {}
         self.num_cached: dict[int, int] = {}
-        self.num_evicted = 0
         self.num_hit_tokens: dict[int, int] = {}  # at the first admission
 
     def find_hits(self, request: Request) -> list[Block]:
@@ -72,7 +71,6 @@ class CachingReplica(Replica):
             if block.content is not None:
                 self.cached[block.content].remove(block)
                 block.content = None
-                self.num_evicted += 1
             block.num_holders = 1
             self.blocks_of[id(request)].append(block)
 

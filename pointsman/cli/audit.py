@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pointsman.cli.completion import policy_names, problem_names
+from pointsman.cli.completion import problem_names
 from pointsman.cli.console import compilation_announced, print_json, progress, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import (
@@ -18,6 +18,7 @@ from pointsman.cli.options import (
     Suite,
     chosen_scenarios,
     policies_of,
+    policies_option,
     refuse_seed,
 )
 from pointsman.cli.returns import named_env, refuse_routing_options
@@ -32,12 +33,7 @@ def audit_features(
     suite: Suite = None,
     policies: Annotated[
         str | None,
-        typer.Option(
-            "--policies",
-            metavar="A,B,C",
-            autocompletion=policy_names,
-            help="Who decides: heuristics, or paths of policies.",
-        ),
+        policies_option("--policies", "A,B,C", "Who decides: heuristics, or paths of policies."),
     ] = None,
     decisions: Annotated[
         int, typer.Option("--decisions", metavar="N", help="Over all scenarios and policies.")

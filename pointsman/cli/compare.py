@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pointsman.cli.completion import policy_names, problem_names
+from pointsman.cli.completion import problem_names
 from pointsman.cli.console import (
     TABLE_WIDTH,
     compilation_announced,
@@ -37,6 +37,7 @@ from pointsman.cli.options import (
     chosen_scenarios,
     objective_named,
     policies_of,
+    policies_option,
     refuse_seed,
     report_seeds,
     simulators,
@@ -65,11 +66,10 @@ def compare(
     suite: Suite = None,
     policies: Annotated[
         str | None,
-        typer.Option(
+        policies_option(
             "--policies",
-            metavar="A,B,C",
-            autocompletion=policy_names,
-            help="Names, policy files, checkpoints or runs. Default: `default`, and all heuristics.",
+            "A,B,C",
+            "Names, policy files, checkpoints or runs. Default: `default`, and all heuristics.",
         ),
     ] = None,
     env: Annotated[
@@ -84,11 +84,10 @@ def compare(
     seeds: NumSeeds = None,
     baseline: Annotated[
         str | None,
-        typer.Option(
+        policies_option(
             "--baseline",
-            metavar="POLICY",
-            help="What changes are measured against. Default: least-outstanding; jobs: sjf.",
-            autocompletion=policy_names,
+            "POLICY",
+            "What changes are measured against. Default: least-outstanding; jobs: sjf.",
         ),
     ] = None,
     objective: ObjectiveName = None,

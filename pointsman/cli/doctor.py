@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pointsman.cli.completion import policy_names
 from pointsman.cli.console import print_json, stdout
 from pointsman.cli.lists import plain_table
-from pointsman.cli.options import AsJson
+from pointsman.cli.options import AsJson, policies_option
 from pointsman.cli.serve import server_source
 from pointsman.cli.serving_options import BackendCa, BackendUrls, KubernetesService
 from pointsman.errors import InputError
@@ -39,12 +38,7 @@ def doctor(
     ] = None,
     policy: Annotated[
         str,
-        typer.Option(
-            "--policy",
-            metavar="POLICY",
-            help="The policy that `serve` will use.",
-            autocompletion=policy_names,
-        ),
+        policies_option("--policy", "POLICY", "The policy that `serve` will use."),
     ] = "default",
     backend_ca: BackendCa = None,
     timeout: Annotated[

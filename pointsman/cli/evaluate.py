@@ -48,6 +48,7 @@ from pointsman.cli.options import (
     known_origin,
     objective_named,
     policies_of,
+    policies_option,
     refuse_seed,
     report_seeds,
     simulators,
@@ -79,11 +80,8 @@ def evaluate(
     suite: Suite = None,
     against: Annotated[
         str | None,
-        typer.Option(
-            "--against",
-            metavar="A,B,C",
-            autocompletion=policy_names,
-            help="Policies to beat, the main one first. Default: the usual ones.",
+        policies_option(
+            "--against", "A,B,C", "Policies to beat, the main one first. Default: the usual ones."
         ),
     ] = None,
     seeds: NumSeeds = None,

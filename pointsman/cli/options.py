@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from pointsman.cli.completion import objective_names, scenario_names, suite_names
+from pointsman.cli.completion import objective_names, policy_names, scenario_names, suite_names
 from pointsman.errors import InputError, PointsmanWarning
 
 if TYPE_CHECKING:
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from pointsman.workers.processes import Launcher
 
 NUM_SEEDS = 16
+
+
+def policies_option(name: str, metavar: str, what: str) -> Any:
+    """An option that takes names of policies, which a shell knows how to complete."""
+    return typer.Option(name, metavar=metavar, help=what, autocompletion=policy_names)
+
 
 ConfigFile = Annotated[
     Path | None,

@@ -10,7 +10,6 @@ import typer
 from rich.markup import escape
 
 from pointsman.cli.compare import split_names
-from pointsman.cli.completion import policy_names
 from pointsman.cli.console import (
     compilation_announced,
     print_json,
@@ -31,6 +30,7 @@ from pointsman.cli.options import (
     base_dir,
     num_threads,
     policies_of,
+    policies_option,
     refuse_seed,
     report_seeds,
     resolve,
@@ -62,11 +62,10 @@ def plan(
     ] = 0.99,
     policies: Annotated[
         str | None,
-        typer.Option(
+        policies_option(
             "--policies",
-            metavar="A,B,C",
-            autocompletion=policy_names,
-            help=f"Names, policy files, checkpoints or runs. Default: {', '.join(POLICIES)} and CONFIG's.",
+            "A,B,C",
+            f"Names, policy files, checkpoints or runs. Default: {', '.join(POLICIES)} and CONFIG's.",
         ),
     ] = None,
     seeds: Annotated[

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pointsman.cli.completion import policy_names
-from pointsman.cli.options import check_port
+from pointsman.cli.options import check_port, policies_option
 from pointsman.errors import InputError
 
 BackendUrls = Annotated[
@@ -17,12 +16,7 @@ BackendUrls = Annotated[
 ]
 ServedPolicy = Annotated[
     str,
-    typer.Option(
-        "--policy",
-        metavar="POLICY",
-        help="A heuristic, `default`, a run or a file.",
-        autocompletion=policy_names,
-    ),
+    policies_option("--policy", "POLICY", "A heuristic, `default`, a run or a file."),
 ]
 BackendsFile = Annotated[
     Path | None,
@@ -55,12 +49,7 @@ TlsKey = Annotated[
 ]
 Shadow = Annotated[
     str | None,
-    typer.Option(
-        "--shadow",
-        metavar="POLICY",
-        help="Count what this policy would have done.",
-        autocompletion=policy_names,
-    ),
+    policies_option("--shadow", "POLICY", "Count what this policy would have done."),
 ]
 RecordFile = Annotated[
     Path | None,

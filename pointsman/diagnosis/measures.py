@@ -211,6 +211,11 @@ class ScoreCourse:
         return ""
 
 
+def and_trouble(score: ScoreCourse | None) -> str:
+    """What the evidence ends with; nothing where the score is well, or not known."""
+    return f"; {score.trouble}" if score is not None and score.trouble else ""
+
+
 def progress(log: RunLog) -> ScoreCourse | None:
     """None where the score is not known, or too seldom."""
     name, series = log.score_name, log.score

@@ -152,7 +152,9 @@ def load_checkpoint(path: Path, where: str = "checkpoint") -> Checkpoint:
         network = parse_spec(NetworkSpec, header["network"], f"{where}: network")
         space = space_from_json(header["space"])
         metadata = dict(header["metadata"]) | {"version": header["version"]}
-    except (KeyError, TypeError, AttributeError):
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         raise _not_ours(path, where) from None
     checkpoint = Checkpoint(network, space, arrays, metadata)
     _require_arrays(checkpoint, path, where)
@@ -198,7 +200,7 @@ def _read(path: Path, where: str) -> tuple[Mapping[str, Any], dict[str, NDArray[
         reason = re.sub(r"\s+", " ", str(error))
         remedy = "name a checkpoint of `pointsman train`, or copy it again"
         raise InputError(where, str(path), f"damaged, or not a safetensors file ({reason})", remedy) from None
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         raise _not_ours(path, where) from None
     except OSError as error:
         raise InputError(where, str(path), f"cannot be read ({error.strerror})", "check the file") from None

@@ -13,12 +13,11 @@ from pointsman.evaluation.bootstrap import LEVEL, METHOD, MIN_SEEDS, NUM_RESAMPL
 from pointsman.evaluation.compare import CURVES, Comparison, geometric_means
 from pointsman.experiments.objective import TOLERANCE, Objective
 from pointsman.experiments.own import replayed
-from pointsman.files import write_files
-from pointsman.plain import in_percent, provenance, to_json
+from pointsman.plain import in_percent, provenance
 from pointsman.report.appraisal import Verdict
 from pointsman.report.choice import choice_of
 from pointsman.report.figure import Figure
-from pointsman.report.page import Section, escape, folded, page, paragraphs, table, unbroken
+from pointsman.report.page import Section, escape, folded, page, paragraphs, table, unbroken, write_report
 from pointsman.report.plots import change_figure, hits_figure, survival_figure
 from pointsman.report.tables import (
     HEADERS,
@@ -112,12 +111,7 @@ class ComparisonReport:
         }
 
     def write(self, folder: Path) -> None:
-        contents = {
-            "results.json": to_json(self.results(), indent=1) + "\n",
-            "table.md": self.markdown(),
-            "report.html": self.html(),
-        }
-        write_files(folder, contents)
+        write_report(folder, self.results(), self.markdown(), self.html())
 
     def notes(self, against: str | None = None) -> list[str]:
         """How to read the tables; `against` says what changes are measured against."""

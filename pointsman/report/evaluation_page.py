@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointsman.evaluation.compare import Comparison
-from pointsman.files import write_files
-from pointsman.plain import to_json
 from pointsman.report.comparison import (
     CURVE_TITLES,
     DIRECTIONS,
@@ -18,7 +16,7 @@ from pointsman.report.comparison import (
 )
 from pointsman.report.evaluation import Change, EvaluationReport
 from pointsman.report.figure import Figure
-from pointsman.report.page import Section, escape, folded, page, paragraphs, table
+from pointsman.report.page import Section, escape, folded, page, paragraphs, table, write_report
 from pointsman.report.plots import PERCENTILES, percentile_figure
 from pointsman.report.tables import HEADERS, label, number, samples_text
 
@@ -26,12 +24,7 @@ ANY_OTHER = "the policy named"
 
 
 def write_evaluation(report: EvaluationReport, folder: Path) -> None:
-    contents = {
-        "results.json": to_json(report.results(), indent=1) + "\n",
-        "table.md": report.markdown(),
-        "report.html": evaluation_html(report),
-    }
-    write_files(folder, contents)
+    write_report(folder, report.results(), report.markdown(), evaluation_html(report))
 
 
 def evaluation_html(report: EvaluationReport) -> str:

@@ -10,7 +10,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
+from pointsman.files import write_files
+from pointsman.plain import to_json
 from pointsman.report.figure import Figure
 from pointsman.report.svg import inline
 
@@ -25,6 +29,12 @@ class Section:
     more: Sequence[Figure] = field(default=())  # folded away
     more_title: str = "More"
     is_paired: bool = False
+
+
+def write_report(folder: Path, results: Any, markdown: str, html: str) -> None:
+    """The three files of every report."""
+    texts = {"results.json": to_json(results, indent=1) + "\n", "table.md": markdown, "report.html": html}
+    write_files(folder, texts)
 
 
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:

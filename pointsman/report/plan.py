@@ -15,11 +15,10 @@ from pointsman.config import Config
 from pointsman.evaluation.bootstrap import LEVEL, MIN_SEEDS, NUM_RESAMPLES, Ratio, with_intervals
 from pointsman.evaluation.goodput import Goodput, best_of
 from pointsman.experiments.setting import cluster_text
-from pointsman.files import write_files
-from pointsman.plain import provenance, to_json
+from pointsman.plain import provenance
 from pointsman.report.appraisal import Verdict
 from pointsman.report.figure import Axis, Bar, Figure, Level, Line, linear_axis, linear_ticks, row_axis
-from pointsman.report.page import Section, escape, page, paragraphs, table, unbroken
+from pointsman.report.page import Section, escape, page, paragraphs, table, unbroken, write_report
 from pointsman.report.plots import ROW_HEIGHT, styles
 from pointsman.report.tables import change, direction, listed, markdown, number, percent, sample_text
 
@@ -228,12 +227,7 @@ class PlanReport:
         }
 
     def write(self, folder: Path) -> None:
-        contents = {
-            "results.json": to_json(self.results(), indent=1) + "\n",
-            "table.md": self.markdown(),
-            "report.html": self.html(),
-        }
-        write_files(folder, contents)
+        write_report(folder, self.results(), self.markdown(), self.html())
 
     def markdown(self) -> str:
         warned = [f"Warning: {text}." for text in self.warnings]

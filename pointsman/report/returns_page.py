@@ -17,13 +17,12 @@ from pointsman.evaluation.bootstrap import LEVEL, Ratio
 from pointsman.evaluation.problem import make_judge
 from pointsman.evaluation.returns import Returns, play_all
 from pointsman.experiments.scenarios import REPORT_SEEDS
-from pointsman.files import write_files
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
-from pointsman.plain import provenance, to_json
+from pointsman.plain import provenance
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Appraisal, Verdict
 from pointsman.report.comparison import DIRECTIONS
 from pointsman.report.figure import Bar, Figure, Ladder, linear_axis, row_axis
-from pointsman.report.page import Section, escape, folded, page, paragraphs, table, unbroken
+from pointsman.report.page import Section, escape, folded, page, paragraphs, table, unbroken, write_report
 from pointsman.report.plots import ROW_HEIGHT, styles
 from pointsman.report.returns import ReturnsReport, signed, with_interval
 from pointsman.report.tables import does, listed, seed_range
@@ -61,12 +60,7 @@ def appraise(
 
 
 def write_returns(report: ReturnsReport, folder: Path) -> None:
-    contents = {
-        "results.json": to_json(report.results(), indent=1) + "\n",
-        "table.md": report.markdown(),
-        "report.html": returns_html(report),
-    }
-    write_files(folder, contents)
+    write_report(folder, report.results(), report.markdown(), returns_html(report))
 
 
 def returns_html(report: ReturnsReport) -> str:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from pointsman.evaluation.mattered import MIN_POINTS, explained_shares
-from pointsman.files import write_files
-from pointsman.plain import in_percent, provenance, to_json
+from pointsman.plain import in_percent, provenance
 from pointsman.report.appraisal import BETTER, UNCLEAR, WORSE, Verdict, interval
 from pointsman.report.curves import PALETTE, POLICY, SOFT
 from pointsman.report.figure import (
@@ -28,7 +27,7 @@ from pointsman.report.figure import (
     row_axis,
     short,
 )
-from pointsman.report.page import Section, escape, folded, page, paragraphs, table, unbroken
+from pointsman.report.page import Section, escape, folded, page, paragraphs, table, unbroken, write_report
 from pointsman.report.plots import ROW_HEIGHT
 from pointsman.report.tables import listed, markdown, percent
 from pointsman.training.search_space import Range, SearchKey, plain_value
@@ -214,12 +213,8 @@ class SweepReport:
 
 
 def write_sweep(report: SweepReport) -> None:
-    contents = {
-        "results.json": to_json(report.results(), indent=1) + "\n",
-        "table.md": markdown(report.header, report.rows(), 1) + "\n\n" + report.mattered() + "\n",
-        "report.html": report.html(),
-    }
-    write_files(report.folder, contents)
+    text = markdown(report.header, report.rows(), 1) + "\n\n" + report.mattered() + "\n"
+    write_report(report.folder, report.results(), text, report.html())
 
 
 def gain_interval(best: Evaluation, base: Evaluation, num_compared: int) -> tuple[float, float]:

@@ -53,7 +53,6 @@ class TableCell:
 class Row:
     policy: str
     label: str
-    is_baseline: bool
     good_share: str
     hit_share: str  # of the prompt tokens; empty where prompts share no prefixes
     cells: tuple[TableCell, ...]  # one for each headline of the comparison
@@ -72,7 +71,6 @@ def headline_rows(comparison: Comparison) -> list[Row]:
         Row(
             policy=name,
             label=label(comparison, name),
-            is_baseline=name == comparison.baseline,
             good_share=percent(comparison.mean(name, "good_share")),
             hit_share=percent(comparison.mean(name, "hit_share"))
             if "hit_share" in comparison.metrics[name]

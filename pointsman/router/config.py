@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from pointsman.router.http.address import server_url
+from pointsman.errors import InputError
+from pointsman.router.http.address import can_be_name, server_url
 from pointsman.router.http.limits import Limits
 from pointsman.spec import Spec
 
@@ -89,3 +90,12 @@ class Backend(Spec):
     @classmethod
     def _without_v1(cls, url: str) -> str:
         return server_url(url)
+
+    @field_validator("tls_name")
+    @classmethod
+    def _can_be(cls, name: str | None) -> str | None:
+        if name is not None and not can_be_name(name):
+            raise InputError(
+                "tls_name", name, "cannot be the name of a host", "write it as in the certificate"
+            )
+        return name

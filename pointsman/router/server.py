@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -89,6 +89,7 @@ class Router:
             parts.backend_key,
         )
         self.history = History(self._metrics, self.registry, monotonic())
+        self.on_tick: list[Callable[[float], None]] = [self.proxy.tick, self.history.tick]
         self.registry.on_change.append(self._log_change)
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -161,8 +162,8 @@ class Router:
             await asyncio.sleep(min(_TICK_S, shortest_s / 4))
             now = monotonic()
             try:
-                self.proxy.tick(now)
-                self.history.tick(now)
+                for listener in self.on_tick:
+                    listener(now)
             except Exception as error:  # without a clock nothing would ever time out
                 about = {"message": "a tick failed", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(about)

@@ -9,7 +9,7 @@ from simulator.factories import load_benchmark
 from pointsman.routing.calibration import typical_step_s
 
 benchmark = load_benchmark("estimates")
-LINEAR, ROOFLINE = benchmark.CLUSTERS
+LINEAR, _ = benchmark.CLUSTERS
 
 
 def steps_at(served: object, time: float) -> np.ndarray:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -147,6 +148,10 @@ def no_hint(header: dict[str, Any], _: dict[str, Any]) -> None:
     header["network"] |= {"hint": "luck", "hint_strength": 1.0}
 
 
+def nested(path: Path) -> None:
+    save_file(load_file(path), path, {module.HEADER: "[" * 100_000})
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -166,6 +171,10 @@ def no_hint(header: dict[str, Any], _: dict[str, Any]) -> None:
         (edit(lambda header, _: header.update(format=2)), ["format 2", "Pointsman"]),
         (edit(lambda header, _: header.pop("space")), ["not one of Pointsman's"]),
         (edit(lambda header, _: header["space"].update(entity_features=3)), ["not one of Pointsman's"]),
+        (edit(lambda header, _: header["space"].update(num_entities="many")), ["not one of Pointsman's"]),
+        (edit(lambda header, _: header["space"].update(num_entities=math.inf)), ["not one of Pointsman's"]),
+        (edit(lambda header, _: header.update(metadata="none")), ["not one of Pointsman's"]),
+        (nested, ["not one of Pointsman's"]),
         (edit(no_hint), ["luck", "not an entity feature"]),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -173,6 +174,24 @@ async def cluster(
             await router.stop()
 
 
+@asynccontextmanager
+async def small_wire(c: Cluster, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
+    """A client that takes little before it reads; what the router says stays in the router."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", c.port))
+    name = "localhost" if tls is not None else None
+    reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name, limit=2048)
+    await until(lambda: bool(c.router.proxy.clients))
+    (client,) = c.router.proxy.clients
+    client._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.close()
+
+
 async def until(condition: Callable[[], bool], within_s: float = 3.0) -> None:
     """Wait for something that happens in the background."""
     async with asyncio.timeout(within_s):
@@ -196,11 +215,13 @@ async def admin(c: Cluster, keys: Keys | None = None) -> AsyncIterator[Any]:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: ClientConnection(service, Limits()), "127.0.0.1", 0)
 
-    async def ask(method: str, path: str, body: Any = None, headers: str = "") -> Answered:
+    async def ask(
+        method: str, path: str, body: Any = None, headers: str = "", host: str = "127.0.0.1:8081"
+    ) -> Answered:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server))
         wire = Wire(reader, writer)
         data = json.dumps(body).encode() if body is not None else b""
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len(data)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\n{headers}content-length: {len(data)}\r\n\r\n"
         await wire.send(head.encode() + data)
         try:
             return await wire.answer()

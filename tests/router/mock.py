@@ -195,6 +195,32 @@ def raw(data: bytes, *, closes: bool = True) -> Behaviour:
     return answer
 
 
+@dataclass
+class Flood:
+    """An answer of `count` MiB, larger than what the kernel's buffers on the way hold."""
+
+    count: int
+    sent: int = 0  # bytes
+
+    @property
+    def size(self) -> int:
+        return self.count << 20
+
+    async def __call__(self, mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % self.size)
+        for _ in range(self.count):
+            writer.write(b"x" * (1 << 20))
+            await writer.drain()
+            self.sent += 1 << 20
+
+    async def until_it_stops(self) -> None:
+        """Until nobody takes any more of it."""
+        before = -1
+        while self.sent == 0 or before != self.sent:
+            before = self.sent
+            await asyncio.sleep(0.2)
+
+
 async def reset(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 

@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.router.config import Backend, Reliability
 from pointsman.router.replicas.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
-from pointsman.router.replicas.reports import read_load
+from pointsman.router.replicas.reports import read_load, read_models
 from tests.router import mock as replies
 from tests.router.harness import Cluster, cluster, get, post, run, until
 from tests.router.mock import Behaviour, Heard, Mock, gated, hang, ok, raw, reset, status
@@ -184,15 +184,16 @@ def test_a_server_that_never_answers_is_a_gateway_timeout() -> None:
     run(scenario)
 
 
+async def once_a_connection(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+    if hasattr(writer, "is_used"):
+        writer.transport.abort()
+        return
+    writer.is_used = True  # type: ignore[attr-defined]
+    await ok(mock, request, writer)
+
+
 def test_a_connection_that_went_stale_is_nobodys_failure() -> None:
     """The server closed an idle connection just as it was used again; there is no other replica."""
-
-    async def once_a_connection(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
-        if hasattr(writer, "is_used"):
-            writer.transport.abort()
-            return
-        writer.is_used = True  # type: ignore[attr-defined]
-        await ok(mock, request, writer)
 
     async def scenario() -> None:
         async with cluster(once_a_connection, reliability={"breaker_failures": 1}) as c, c.wire() as wire:
@@ -201,6 +202,55 @@ def test_a_connection_that_went_stale_is_nobodys_failure() -> None:
                 assert (await wire.answer()).status == 200
             assert c.router.metrics.retries["stale connection"] == 2
             assert c.router.registry.find(c.mocks[0].url).breaker.state == CLOSED
+
+    run(scenario)
+
+
+def test_a_stale_connection_to_the_last_replica_that_is_left_costs_no_request() -> None:
+    """One replica fails, and the connection to the other, which is well, has gone stale."""
+
+    async def scenario() -> None:
+        async with cluster(ok, once_a_connection) as c, c.wire() as wire:
+            for _ in range(2):
+                await wire.send(post())
+                assert (await wire.answer()).status == 200
+            c.mocks[0].behaviour = replies.status(503)
+            await wire.send(post())
+            assert (await wire.answer()).status == 200
+
+    run(scenario)
+
+
+def test_a_replica_that_talks_nonsense_is_still_looked_at() -> None:
+    async def scenario() -> None:
+        async with cluster(ok, reliability={"scrape_interval_s": 0.02}) as c:
+            (mock,) = c.mocks
+            mock.metrics = "vllm:num_requests_running 1.2.3\nvllm:num_requests_waiting 1e\n"
+            await asyncio.sleep(0.2)
+            mock.metrics = "vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n"
+            await until(lambda: bool(c.books.of_kind("scraped")))
+
+    run(scenario)
+    assert read_models(b"[" * 100_000) is None
+
+
+def test_what_has_become_of_a_replica_that_is_gone_is_not_booked() -> None:
+    """Its slot has no row, and the books are written by address."""
+
+    async def scenario() -> None:
+        async with cluster(ok, ok, reliability={"health_timeout_s": 0.1}) as c:
+            replica = c.router.registry.find(c.mocks[0].url)
+            c.mocks[0]._background = silent  # type: ignore[method-assign]
+            c.router.watch.suspect(replica)
+            await asyncio.sleep(0.05)
+            c.books.was_away = lambda slot: c.books.names[slot]  # type: ignore[assignment, return-value]
+            c.router.registry.remove(replica.name)
+            await asyncio.sleep(0.2)
+            assert replica.problem is None
+
+    async def silent(request: Heard, writer: asyncio.StreamWriter) -> bool:
+        await asyncio.sleep(10.0)
+        return True
 
     run(scenario)
 

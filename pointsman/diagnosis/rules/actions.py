@@ -11,6 +11,7 @@ from pointsman.diagnosis.measures import (
     SIGNIFICANT,
     SLIGHTLY_LOST,
     ScoreCourse,
+    and_trouble,
     by_chance,
     first_x,
     given_up,
@@ -108,7 +109,7 @@ def _noop_collapse_before(log: RunLog, names: list[str], score: ScoreCourse | No
                 f"{log.label(name)} went from {first:.2f} to {last:.2f} until {log.x_name} {until:g}, when "
             )
             text += "the trainer went back to earlier weights"
-            text += f"; {score.trouble}" if score is not None and score.trouble else ""
+            text += and_trouble(score)
             severity: Severity = "bad" if score is None or score.trouble else "warning"
             began = first_x(part, part.y > (first + last) / 2)
             return Evidence(severity, text, {name: last, "at_first": first}, name, began)
@@ -176,7 +177,7 @@ def noop_gap(log: RunLog) -> Looked:
             else "what is evaluated is another workload"
         )
     is_good = score is not None and score.name.startswith("eval") and not score.trouble
-    text += f"; {score.trouble}" if score is not None and score.trouble else ""
+    text += and_trouble(score)
     figures = {"training": training, "evaluation": evaluated}
     return Evidence("note" if is_good else "warning", text, figures, "eval_noop_frac")
 
@@ -198,7 +199,7 @@ def one_action(log: RunLog) -> Looked:
         return Margin(f"share of the most chosen entity ({what})", now, ONE_ACTION)
     trouble = score.trouble if score else ""
     text = f"one entity gets {in_percent(now)} of the {what} actions in the worst fifth of the updates "
-    text += f"({in_percent(at_first)} at first)" + (f"; {trouble}" if trouble else "")
+    text += f"({in_percent(at_first)} at first)" + and_trouble(score)
     severity: Severity = "bad" if trouble else "warning"
     return Evidence(severity, text, {name: now}, name, first_x(series, series.y > ONE_ACTION * (1.0 - noop)))
 
@@ -216,7 +217,7 @@ def _one_named_action(log: RunLog) -> Looked:
     text += f"{in_percent(first)} at first, {in_percent(now)} at last"
     has_risen = now - first >= ONE_ACTION_RISE
     is_good = score is not None and score.name.startswith("eval") and not score.trouble
-    text += f"; {score.trouble}" if score is not None and score.trouble else ""
+    text += and_trouble(score)
     severity: Severity = "bad" if not is_good and (has_risen or now > NOOP_ALWAYS) else "warning"
     column = f"action_share/{name}"
     began = first_x(series, running_median(series.y, 3) > ONE_ACTION)
@@ -298,7 +299,7 @@ def _entropy_collapse_before(log: RunLog, entropy: Series, score: ScoreCourse) -
             continue
         text = f"entropy was {in_percent(last, 2)} of {_highest(log)} and {score.label} {level:.3g} until "
         text += f"{log.x_name} {until:g}, when the trainer went back to earlier weights"
-        text += f"; {score.trouble}" if score.trouble else ""
+        text += and_trouble(score)
         began = first_x(entropy, (entropy.x > after) & (entropy.y < COLLAPSED))
         return Evidence(
             "bad" if score.trouble else "warning", text, {"entropy_frac": last}, "entropy_frac", began

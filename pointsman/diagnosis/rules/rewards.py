@@ -14,6 +14,7 @@ from pointsman.diagnosis.measures import (
     MOSTLY_LOST,
     SIGNIFICANT,
     ScoreCourse,
+    and_trouble,
     noise,
     progress,
     rise,
@@ -84,7 +85,7 @@ def dominance(log: RunLog) -> Looked:
         f"{name} is {in_percent(share, 1)} of the reward's size; {len(medians) - 1} other terms hardly count"
     )
     column = f"reward_share/{name}" if shares else f"reward/{name}"
-    text += f"; {trouble}" if trouble else ""
+    text += and_trouble(score)
     grade = (1 if not trouble else 0) + (0 if shares else 1)  # means of terms may cancel: less sure
     return Evidence(SEVERITIES[grade], text, {column: share}, column)
 
@@ -129,7 +130,7 @@ def short_sighted(log: RunLog) -> Looked:
         return Margin("horizon, in decisions", horizon, limit, "below")
     text = f"rewards further than {horizon:.3g} decisions away hardly count"
     text += f" (an episode has {np.median(lengths):.0f})" if len(lengths) else ""
-    text += f"; {score.trouble}" if score.trouble else ""
+    text += and_trouble(score)
     return Evidence("bad" if score.trouble else "warning", text, {"horizon": horizon}, score.name)
 
 

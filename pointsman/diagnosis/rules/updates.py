@@ -15,6 +15,7 @@ from pointsman.diagnosis.measures import (
     MOSTLY_LOST,
     SIGNIFICANT,
     ScoreCourse,
+    and_trouble,
     by_chance,
     first_x,
     has_kl_spike,
@@ -145,7 +146,7 @@ def flat_learning(log: RunLog) -> Looked:
     if stands_still(log) or (is_still and score.trouble):
         is_good = score.baseline is not None and not score.trouble
         text = f"the policy hardly moves: KL {usual:.1g} an update in the median"
-        text += f"; {score.trouble}" if score.trouble else ""
+        text += and_trouble(score)
         if stands_still(log) and score.trouble == score.fall_text:
             text += ", but not by training: by the workload, or by chance"
         return Evidence("warning" if is_good else "bad", text, {"kl": usual}, "approx_kl_mean")
@@ -181,7 +182,7 @@ def critic_bottleneck(log: RunLog) -> Looked:
     if not is_blind:
         began = since(explained, smooth < EXPLAINED)
         return Evidence("note", text, figures, "explained_variance", began)
-    text += f"; {trouble}" if trouble else ""
+    text += and_trouble(score)
     slight: Severity = "warning" if len(explained) >= LONG_BLIND else "note"
     return Evidence("bad" if trouble else slight, text, figures, "explained_variance")
 

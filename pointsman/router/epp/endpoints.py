@@ -56,7 +56,9 @@ class Endpoints:
         if what == "added":
             self._add(replica)
         elif what == "removed":
-            self._replicas.pop(self._by_slot.pop(replica.slot), None)
+            endpoint = self._by_slot.pop(replica.slot)
+            if self._replicas.get(endpoint) is replica:  # not one that has come back meanwhile
+                del self._replicas[endpoint]
 
     def _add(self, replica: Replica) -> None:
         """A name is resolved once: gateways want addresses."""

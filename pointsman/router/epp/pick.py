@@ -20,6 +20,7 @@ from typing import Any
 from pointsman.router.epp.answers import CONTINUE, NAMESPACE, destination, refused, streamed
 from pointsman.router.epp.endpoints import Endpoints
 from pointsman.router.epp.wire import BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX_STREAMED, NONE, STREAMED
+from pointsman.router.http.framing import BODY_TOO_LARGE
 from pointsman.router.http.messages import (
     EVENT_STREAM,
     LOAD_REPORT,
@@ -31,7 +32,8 @@ from pointsman.router.http.messages import (
 )
 from pointsman.router.replicas.registry import Replica
 from pointsman.router.replicas.reports import read_load
-from pointsman.router.requests.facts import RequestFacts, read_facts, read_usage, read_wish
+from pointsman.router.requests.booked import BookedRequest
+from pointsman.router.requests.facts import RequestFacts, read_facts, read_wish
 from pointsman.router.requests.holding import NORMAL, PRIORITIES
 from pointsman.router.server import Router
 from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA
@@ -42,12 +44,11 @@ SERVED = "x-gateway-destination-endpoint-served"
 SUBSET_NAMESPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 _WHOLE = (BUFFERED, BUFFERED_PARTIAL)
 _PIECEWISE = (STREAMED, FULL_DUPLEX_STREAMED)
-_DONE = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
 _BYTES_PER_TOKEN = 4
 ASKED, WAITING, SENT, ANSWERED, OVER = range(5)
 
 
-class Pick:
+class Pick(BookedRequest):
     """What the dispatcher places and the proxy counts, in place of an exchange of the router's own."""
 
     # What is known of the request, once it is whole.
@@ -79,7 +80,7 @@ class Pick:
         self.decided: asyncio.Future[None] | None = None  # while it waits
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED  # the protocol's, if Envoy is silent
         self.request = HttpRequest(RequestHead(b"", b"", [], False, True))  # until its headers are there
-        self._body: bytes | None = None  # what has come of it
+        self._body: bytearray | None = None  # what has come of it
         self._outside: frozenset[int] = frozenset()
         self._has_trailers = False
         self._refusal: Answer | None = None
@@ -134,8 +135,10 @@ class Pick:
         if self._request_mode == STREAMED:
             yield CONTINUE["request_body"]
             return
-        self._body = (self._body or b"") + part.body
-        if part.end_of_stream or self._request_mode in _WHOLE:
+        if self._body is None:
+            self._body = bytearray()
+        self._body += part.body
+        if part.end_of_stream or self._request_mode in _WHOLE or self._is_too_large():
             self._decide()
             yield from self.verdict()
 
@@ -155,14 +158,14 @@ class Pick:
         if self.state == WAITING:
             return
         endpoints, body = ",".join(self._listed), self._body
-        self._body = None
+        self._body = None  # it is needed no more
         if body is None:
             yield destination("request_headers", endpoints)
         elif self._request_mode != FULL_DUPLEX_STREAMED:
             yield destination("request_body", endpoints)
         else:
             yield destination("request_headers", endpoints)
-            yield from streamed("request_body", body, not self._has_trailers)
+            yield from streamed("request_body", bytes(body), not self._has_trailers)
         if self._has_trailers:
             yield CONTINUE["request_trailers"]
 
@@ -184,7 +187,7 @@ class Pick:
         if self._status in RETRIED_STATUSES and self._replica is not None:
             self._failed(self._replica, now)
         if message.response_headers.end_of_stream:
-            self._completed()
+            self._at_its_end()
         yield CONTINUE["response_headers"]
 
     def _on_response_body(self, part: Any) -> Iterator[bytes]:
@@ -194,14 +197,14 @@ class Pick:
             if self._is_sse and self._streams:
                 self._count(data, monotonic())
         if is_end:
-            self._completed()
+            self._at_its_end()
         if self._response_mode == FULL_DUPLEX_STREAMED:
             yield from streamed("response_body", data, is_end)
         else:
             yield CONTINUE["response_body"]
 
     def _on_response_trailers(self) -> Iterator[bytes]:
-        self._completed()
+        self._at_its_end()
         yield CONTINUE["response_trailers"]
 
     def hung_up(self) -> None:
@@ -210,13 +213,12 @@ class Pick:
         if self.state == WAITING:
             self._router.dispatcher.withdraw(self)
         elif self.state == ANSWERED and self._response_mode == NONE:
-            self._completed()
+            self._at_its_end()
         elif self.state == ANSWERED and self._replica and self._endpoints.broke_off(self._replica):
             self._failed(self._replica, now)
         if self.state in (WAITING, SENT, ANSWERED):
             self._proxy.metrics.cancelled += 1
-            self._let_go(now)
-            self._ended(self._status or 499, "cancelled", now)
+            self._close(self._status or 499, "cancelled")
 
     # --- what the dispatcher says ---
 
@@ -230,7 +232,7 @@ class Pick:
 
     def refuse(self, answer: Answer) -> None:
         self._refusal = answer
-        self._ended(answer.status, "refused", monotonic())
+        self._close(answer.status, "refused")
         self._settle()
 
     # --- what the clock of the router says ---
@@ -244,20 +246,20 @@ class Pick:
             self._router.dispatcher.withdraw(self)
             self.refuse(refusal(503, "the router is shutting down", "service_unavailable"))
         else:
-            self._let_go(monotonic())
-            self._ended(self._status or 503, "given up", monotonic())
+            self._close(self._status or 503, "given up")
 
     # --- within ---
 
     def _decide(self) -> None:
         head = self.request.head
         wish = head.wish = read_wish(head, b"")
-        self._is_chat = head.path.endswith(b"/chat/completions")
         self.state = WAITING
         self.request_id = json.dumps((wish.request_id or b"").decode("latin-1"))[1:-1]  # as in a log line
         facts: RequestFacts | Answer
-        if self._body is not None:
-            facts = read_facts(wish, self._body)
+        if self._is_too_large():
+            facts = BODY_TOO_LARGE
+        elif self._body is not None:
+            facts = read_facts(wish, bytes(self._body))
         else:
             length = head.special.get(b"content-length", b"0")
             num_tokens = 1 + int(length) // _BYTES_PER_TOKEN if length.isdigit() else 1
@@ -265,7 +267,7 @@ class Pick:
         priority = NORMAL if wish.priority is None else PRIORITIES.get(wish.priority.lower())
         if priority is None:
             facts = refusal(400, "x-pointsman-priority is none of high, normal, low")
-        self._proxy.active.add(self)  # type: ignore[arg-type]
+        self._proxy.active.add(self)
         if isinstance(facts, Answer):
             self.refuse(facts)
             return
@@ -287,17 +289,12 @@ class Pick:
         if self.state == WAITING:
             self.decided = asyncio.get_running_loop().create_future()
 
+    def _is_too_large(self) -> bool:
+        return len(self._body or b"") > self._proxy.settings.limits.max_body_bytes
+
     def _settle(self) -> None:
         if self.decided is not None and not self.decided.done():
             self.decided.set_result(None)
-
-    def _book(self, replica: Replica, now: float) -> None:
-        self._replica, self.replica_name = replica, replica.name
-        self._ticket = self._proxy.books.sent(
-            replica.slot, self.prompt_tokens, now, self._streams, self.links
-        )
-        replica.num_outstanding += 1
-        replica.num_sent += 1
 
     def _was_served_by(self, endpoint: str, now: float) -> None:
         """Envoy went down the list: those before this one did not answer."""
@@ -318,71 +315,22 @@ class Pick:
         self._router.registry.failed(replica, now)
         self._router.watch.suspect(replica)
 
-    def _count(self, data: bytes, now: float) -> None:
-        """Events of the stream are tokens, but for the first of a chat (its role) and the last (`[DONE]`)."""
-        num_events = data.count(b"\n\n") or data.count(b"\r\n\r\n")
-        if data.endswith(_DONE):
-            num_events -= 1
-        books = self._proxy.books
-        if self.first_byte_at is None:
-            self.first_byte_at = now
-            self._num_tokens = -1 if self._is_chat else 0
-            books.first_token(self._ticket, now)
-            self._router.dispatcher.wake()
-        before = self._num_tokens
-        self._num_tokens = before + num_events
-        num_more = num_events if before > 0 else self._num_tokens - 1  # the first is booked already
-        if num_more > 0:
-            books.tokens(self._ticket, num_more, now)
-
-    def _completed(self) -> None:
+    def _at_its_end(self) -> None:
         """The whole answer has passed."""
         if self.state != ANSWERED:
             return
-        now = monotonic()
-        prompt_tokens, output_tokens, self.cached_tokens = read_usage(
-            self._last_but_one[-4096:] + self._last[-8192:]
-        )
+        self.state = OVER
+        self._completed(self._tail())
         if self._replica is not None:
-            if self._status < 400:
-                books = self._proxy.books
-                books.finished(self._ticket, now, prompt_tokens, output_tokens, self.cached_tokens)
-            else:
-                self._proxy.books.failed(self._ticket, now)
-            has_succeeded = self._status not in RETRIED_STATUSES
-            self._router.registry.released(self._replica, has_succeeded=has_succeeded)
             self._endpoints.came_to_its_end(self._replica)
             self._replica = None
-        outcome = "completed" if self._status < 400 else "error"
-        self._ended(self._status, outcome, now, prompt_tokens, output_tokens)
 
-    def _let_go(self, now: float) -> None:
-        """Close the request in the replica's books without a result."""
-        if self._replica is not None:
-            replica, self._replica = self._replica, None
-            self._proxy.books.failed(self._ticket, now)
-            self._router.registry.released(replica, has_succeeded=False)
-            self._router.dispatcher.wake()
-
-    def _ended(
-        self,
-        status: int,
-        outcome: str,
-        now: float,
-        prompt_tokens: int | None = None,
-        output_tokens: int | None = None,
-    ) -> None:
+    def _close(self, status: int, outcome: str) -> None:
+        """There will be no complete answer."""
+        now = monotonic()
         self.state = OVER
-        if output_tokens is None:
-            output_tokens = max(0, self._num_tokens)
-        self._proxy.ended(
-            self,  # type: ignore[arg-type]
-            status,
-            outcome,
-            prompt_tokens or self.prompt_tokens,
-            output_tokens,
-            now,
-        )
+        self._let_go(now)
+        self._ended(status, outcome, now)
 
 
 def _headers(part: Any) -> list[tuple[bytes, bytes]]:

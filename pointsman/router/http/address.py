@@ -28,6 +28,14 @@ def server_url(url: str) -> str:
     return _TAIL.sub("", url)
 
 
+def can_be_name(host: str) -> bool:
+    """Whether a host can have this name: for others, the socket library raises what is no OSError."""
+    try:
+        return b"\0" not in host.encode("idna")
+    except UnicodeError:
+        return False
+
+
 def parse_url(url: str, field: str = "--backend") -> Address:
     remedy = "write it as http://host:port"
     try:
@@ -40,10 +48,8 @@ def parse_url(url: str, field: str = "--backend") -> Address:
         raise InputError(field, url, "has more than a host, a port and a path", remedy)
     if "/v1/" in parts.path:
         raise InputError(field, url, "is the URL of one endpoint of a server", remedy)
-    try:
-        parts.hostname.encode("idna")
-    except UnicodeError:
-        raise InputError(field, url, "has a host name that cannot be", remedy) from None
+    if not can_be_name(parts.hostname):
+        raise InputError(field, url, "has a host name that cannot be", remedy)
     default_port = 443 if parts.scheme == "https" else 80
     try:
         port = default_port if parts.port is None else parts.port

@@ -87,8 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self._target = b""
         self._headers: Headers = []
         self._header_bytes = 0
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body: bytes | bytearray = b""
         self._incoming: HttpRequest | None = None
         self._owes_continue = False
         # those received, and the one being answered
@@ -101,6 +100,8 @@ class ClientConnection(asyncio.Protocol):
         self._since = monotonic()
         self._is_reading_paused = False
         self._is_writing_paused = False
+        self._num_unsent = 0  # bytes of answers, at the last check
+        self._moved_at = 0.0  # when that was last found to have changed
         self._num_probes = 0
 
     # --- what asyncio says ---
@@ -120,7 +121,7 @@ class ClientConnection(asyncio.Protocol):
     def read(self, data: bytes) -> None:
         if self._reading == STOPPED:
             return
-        is_between = self._current is None and self._reading == BETWEEN
+        is_between = self._current is None and self._reading == BETWEEN and not self._is_writing_paused
         if is_between and self._known is not None:
             body = self._known.body(data)
             if body is not None and len(body) <= self._max_body_bytes:
@@ -156,7 +157,6 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
-        self._since = monotonic()
         if self._job is not None:
             self._job.pause()
 
@@ -164,6 +164,8 @@ class ClientConnection(asyncio.Protocol):
         self._is_writing_paused = False
         if self._job is not None:
             self._job.resume()
+        elif self._ready:
+            self._advance()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._inbox.empty()
@@ -183,8 +185,7 @@ class ClientConnection(asyncio.Protocol):
         self._target = b""
         self._headers = []
         self._header_bytes = 0
-        self._body = []
-        self._body_bytes = 0
+        self._body = b""
         self._reading = IN_HEAD
         self._since = monotonic()
 
@@ -226,10 +227,14 @@ class ClientConnection(asyncio.Protocol):
 
     def on_body(self, part: bytes) -> None:
         self._owes_continue = False
-        self._body_bytes += len(part)
-        if self._body_bytes > self._limits.max_body_bytes:
+        if not self._body:
+            self._body = part
+        else:  # not an object for each of many small chunks
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += part
+        if len(self._body) > self._max_body_bytes:
             self._refuse(BODY_TOO_LARGE)
-        self._body.append(part)
 
     def on_message_complete(self) -> None:
         request = self._incoming
@@ -238,8 +243,8 @@ class ClientConnection(asyncio.Protocol):
         self._incoming = None
         self._owes_continue = False
         self._reading = BETWEEN if request.keep_alive else STOPPED
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
+        request.body = bytes(self._body)
+        self._body = b""
         self._ready.append(request)
 
     # --- what the service says ---
@@ -363,13 +368,17 @@ class ClientConnection(asyncio.Protocol):
         """Called a few times a second: everything that takes too long."""
         age_s = now - self._since
         limits = self._limits
-        if self._ending == LINGERING:
-            if age_s > _LINGER_S:
+        num_unsent = self._transport.get_write_buffer_size()
+        if num_unsent != self._num_unsent:
+            self._num_unsent, self._moved_at = num_unsent, now
+        still_s = now - self._moved_at
+        if num_unsent and still_s > limits.idle_timeout_s:
+            self._transport.abort()
+        elif self._ending == LINGERING:
+            if not num_unsent and min(age_s, still_s) > _LINGER_S:
                 self._transport.abort()
         elif self._current is not None:
-            if self._is_writing_paused and age_s > limits.idle_timeout_s:
-                self._transport.abort()
-            elif self._ending == HALF_CLOSED:
+            if self._ending == HALF_CLOSED:
                 self._probe()
         elif self._reading in (IN_HEAD, IN_BODY):
             if age_s > limits.request_timeout_s:
@@ -381,17 +390,17 @@ class ClientConnection(asyncio.Protocol):
     # --- within ---
 
     def _advance(self) -> None:
-        """Start on the next request, if its turn has come."""
+        """Start on the next request, if its turn has come and the client reads what it has asked for."""
         if self._is_advancing:
             return
         self._is_advancing = True
         try:
-            while self._current is None and self._ready and self._ending != LOST:
+            while self._ready and self._current is None and not self._is_writing_paused:
                 self._start(self._ready.popleft())
         finally:
             self._is_advancing = False
         self._continue()
-        should_pause = self._current is not None and bool(self._ready)
+        should_pause = bool(self._ready)
         if should_pause != self._is_reading_paused and self._ending != LOST:
             self._is_reading_paused = should_pause
             if should_pause:

@@ -91,8 +91,8 @@ class AnswerHead:
         self.start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason, lines)
 
 
-def json_answer(value: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Answer:
-    return Answer(status, json.dumps(value).encode(), headers=headers)
+def json_answer(value: Any, status: int = 200) -> Answer:
+    return Answer(status, json.dumps(value).encode())
 
 
 def refusal(

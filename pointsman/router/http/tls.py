@@ -14,7 +14,6 @@ from pointsman.errors import InputError, reason_of
 from pointsman.router.http.limits import Limits
 
 CERT, KEY = "--tls-cert", "--tls-key"
-_GOODBYE_S = 1.0  # for a client to say that it, too, has no more to say
 
 
 def client_side_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
@@ -48,7 +47,7 @@ def tls_options(tls: ssl.SSLContext | None, limits: Limits) -> dict[str, Any]:
     return {
         "ssl": tls,
         "ssl_handshake_timeout": limits.request_timeout_s,
-        "ssl_shutdown_timeout": _GOODBYE_S,
+        "ssl_shutdown_timeout": limits.idle_timeout_s,  # the last bytes of an answer may have to leave first
     }
 
 

@@ -23,8 +23,9 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from inspect import isawaitable
+from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from pointsman.errors import InputError
 from pointsman.plain import to_json
@@ -67,6 +68,7 @@ class Admin:
         self._keys = keys
         self._switching = asyncio.Lock()
         self.clients: set[ClientConnection] = set()
+        router.on_tick.append(self._tick)
         self._routes: dict[tuple[bytes, bytes], Callable[[dict[str, str], Any], Any]] = {
             (b"GET", b"/admin/replicas"): self._list,
             (b"POST", b"/admin/replicas"): self._add,
@@ -82,8 +84,9 @@ class Admin:
 
     def screen(self, head: RequestHead, client: ClientConnection) -> Answer | None:
         # A page in the operator's browser can send requests to loopback, but not without an Origin.
-        if head.special.get(b"origin") is not None:
-            return refusal(403, "requests from web pages are not allowed")
+        # One whose name resolves to loopback needs none; but then that name is the Host.
+        if head.special.get(b"origin") is not None or not (self._keys or _is_address(head)):
+            return refusal(403, "requests from web pages are not allowed; without a key, ask by address")
         return self._keys.refusal(head, client.address, self._log) if head.path != _PAGE else None
 
     def handle(self, request: HttpRequest, client: ClientConnection) -> Job:
@@ -94,6 +97,10 @@ class Admin:
 
     def closed(self, client: ClientConnection) -> None:
         self.clients.discard(client)
+
+    def _tick(self, now: float) -> None:
+        for client in list(self.clients):
+            client.check(now)
 
     async def _answer(self, request: HttpRequest) -> Answer:
         route = self._routes.get((request.head.method, request.head.path))
@@ -171,6 +178,15 @@ class Admin:
             raise InputError("last", text, "is not a number of decisions", "use a whole number from 1")
         decisions = [decision._asdict() for decision in self._decisions.last(max(1, int(text)))]
         return {"decisions": decisions, "last": self._decisions.explain()}
+
+
+def _is_address(head: RequestHead) -> bool:
+    """Whether the client asks for an address, and not for a name that somebody else says is ours."""
+    try:
+        host = urlsplit(b"//" + head.special.get(b"host", b"localhost")).hostname or b""
+        return host == b"localhost" or bool(ip_address(host.decode()))
+    except ValueError:
+        return False
 
 
 def _json(value: Any) -> Answer:

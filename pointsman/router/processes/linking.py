@@ -166,13 +166,15 @@ class Follower:
     def _adopt(self, state: dict[str, Any]) -> None:
         """Make replicas and policy what the leader says."""
         registry, decisions = self._router.registry, self._router.decisions
-        wanted = {one["backend"]["url"]: one for one in state["replicas"]}
-        for name in registry.names() - wanted.keys():
-            registry.remove(name)
-        for name, one in wanted.items():
-            if name not in registry.names():
-                registry.add(Backend.model_validate(one["backend"]), is_returning=self.is_informed.is_set())
-            registry.drain(name, one["is_draining"])
+        told = [(Backend.model_validate(one["backend"]), one["is_draining"]) for one in state["replicas"]]
+        wanted = {backend.url: backend for backend, _ in told}
+        for replica in registry:
+            if not replica.is_leaving and wanted.get(replica.name) != replica.backend:
+                registry.remove(replica.name)
+        for backend, is_draining in told:
+            if backend.url not in registry.names():
+                registry.add(backend, is_returning=self.is_informed.is_set())
+            registry.drain(backend.url, is_draining)
         for now, wanted_policy, switch in (
             (decisions.policy, state["policy"], decisions.switch),
             (decisions.shadow, state["shadow"], decisions.set_shadow),

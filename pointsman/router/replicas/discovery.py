@@ -23,6 +23,7 @@ from pointsman.router.http.tls import server_side_tls
 from pointsman.router.http.upstream import Pool
 from pointsman.router.logs import Log
 from pointsman.router.replicas.registry import Registry
+from pointsman.simulator.calibration import known_figures
 from pointsman.spec import Spec, parse_spec, read_yaml
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -65,6 +66,7 @@ class FileSource:
         backends = [self._backend(one) for one in named]
         for backend in backends:
             parse_url(backend.url, f"{self._path}: backends")
+            known_figures(backend.calibration)
             if backend.ca is not None:
                 server_side_tls(backend.ca)
         return backends
@@ -144,7 +146,7 @@ class KubernetesSource:
         try:
             tls_name = f"{self._service}.{self._namespace}.svc"
             return ready_endpoints(json.loads(answer.body), self._port, tls_name)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SourceError(f"Kubernetes API: unexpected answer ({error})") from None
 
     def _read(self, name: str) -> str:
@@ -191,17 +193,17 @@ class Discovery:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.look(is_returning=True)
+            try:
+                await self.look(is_returning=True)
+            except InputError as error:  # a backend that makes no sense
+                self._say(str(error))
 
     async def look(self, *, is_returning: bool = False) -> None:
         try:
             wanted = {backend.url: backend for backend in await self._source.backends()}
         except SourceError as error:
-            if str(error) != self._problem:  # once, not every two seconds
-                self._problem = str(error)
-                self._log.event("discovery failed", problem=self._problem)
+            self._say(str(error))
             return
-        self._problem = None
         present = self._registry.names()
         for name, backend in self._ours.items():
             if wanted.get(name) != backend and name in present:
@@ -211,3 +213,9 @@ class Discovery:
             if name not in self._registry.names():
                 self._registry.add(backend, is_returning=is_returning)
                 self._ours[name] = backend
+        self._problem = None
+
+    def _say(self, problem: str) -> None:
+        if problem != self._problem:  # once, not every two seconds
+            self._problem = problem
+            self._log.event("discovery failed", problem=problem)

@@ -43,6 +43,8 @@ class HealthWatch:
         lists = (self._read_models(replica) for replica in replicas)
         _, problems = await asyncio.gather(asyncio.gather(*checks), asyncio.gather(*lists))
         for replica, problem in zip(replicas, problems, strict=True):
+            if not self._registry.has(replica):  # removed meanwhile
+                continue
             self._start(replica)
             if replica.problem is not None:
                 self.problems[replica.name] = f"{replica.problem}; it gets requests once it is well"
@@ -100,7 +102,7 @@ class HealthWatch:
             answer = await fetch(replica.pool, "/metrics", self._settings.health_timeout_s, self._headers)
         except FetchError:
             return
-        if answer.status != 200 or replica.slot not in self._registry.by_slot:
+        if answer.status != 200 or not self._registry.has(replica):
             return
         capacity = read_capacity(answer.body)
         if capacity is not None:
@@ -134,4 +136,8 @@ class HealthWatch:
 async def _every(interval_s: float, ask: Callable[[Replica], Awaitable[object]], replica: Replica) -> None:
     while True:
         await asyncio.sleep(interval_s)
-        await ask(replica)
+        try:
+            await ask(replica)
+        except Exception as error:  # or nobody would ever look at this replica again
+            about = {"message": f"a look at {replica.name} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(about)

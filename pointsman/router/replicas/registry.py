@@ -106,6 +106,10 @@ class Registry:
         known = ", ".join(replica.name for replica in self.by_slot.values())
         raise InputError("replica", name, "is not one of ours", f"known: {known}")
 
+    def has(self, replica: Replica) -> bool:
+        """Whether it is still here: its slot may be another's by now, or nobody's."""
+        return self.by_slot.get(replica.slot) is replica
+
     def names(self) -> set[str]:
         return {replica.name for replica in self.by_slot.values() if not replica.is_leaving}
 
@@ -157,6 +161,8 @@ class Registry:
 
     def checked(self, replica: Replica, problem: str | None) -> None:
         """The outcome of an active health check; `problem` None: it is well."""
+        if not self.has(replica):
+            return
         is_alive = problem is None
         replica.problem = problem
         replica.num_failed_checks = 0 if is_alive else replica.num_failed_checks + 1

@@ -69,9 +69,10 @@ def read_load(report: bytes) -> tuple[float | None, float | None]:
 def _values(text: bytes, names: tuple[str, ...]) -> list[float]:
     for name in names:
         pattern = rb"^" + re.escape(name.encode()) + rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)"
-        values = [float(value) for value in re.findall(pattern, text, re.MULTILINE)]
-        if values:
-            return values
+        found = re.findall(pattern, text, re.MULTILINE)
+        with suppress(ValueError):  # "1.2.3"
+            if found:
+                return [float(value) for value in found]
     return []
 
 
@@ -79,5 +80,5 @@ def read_models(body: bytes) -> dict[str, Any] | None:
     try:
         data = json.loads(body)["data"]
         return {str(model["id"]): model for model in data}
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None

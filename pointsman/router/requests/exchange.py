@@ -27,7 +27,8 @@ from pointsman.router.http.messages import (
 from pointsman.router.http.upstream import UpstreamConnection
 from pointsman.router.replicas.registry import Replica
 from pointsman.router.replicas.reports import read_load
-from pointsman.router.requests.facts import RequestFacts, read_usage
+from pointsman.router.requests.booked import EVENT_END, BookedRequest
+from pointsman.router.requests.facts import RequestFacts
 from pointsman.router.requests.hedging import WON, Hedge
 from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA
 from pointsman.routing.records import NEVER, NOBODY
@@ -35,13 +36,11 @@ from pointsman.routing.records import NEVER, NOBODY
 if TYPE_CHECKING:
     from pointsman.router.requests.proxy import Proxy
 
-_DONE = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
-_EVENT_END = b"\n\n"
 _OBJECT_END = b"}\n\n"
 _WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 
 
-class Exchange:
+class Exchange(BookedRequest):
     """A job of a client connection, a receiver of an upstream connection, and what the dispatcher places."""
 
     __slots__ = (
@@ -52,36 +51,16 @@ class Exchange:
         "_id_line",
         "_is_paused",
         "_is_sse",
-        "_last",
-        "_last_but_one",
         "_moved_at",
-        "_num_tokens",
         "_own_lines",
-        "_proxy",
-        "_replica",
-        "_status",
-        "_streams",
-        "_ticket",
         "_was_hedged",
         "_write_raw",
-        "arrived_at",
-        "cached_tokens",
-        "decided_by",
-        "first_byte_at",
-        "generates",
         "hedge",
         "hold_until",
-        "links",
         "max_tokens",
         "model",
-        "num_retries",
         "priority",
-        "prompt_tokens",
-        "replica_name",
-        "request",
-        "request_id",
         "session",
-        "session_name",
         "size",
         "tried",
     )
@@ -143,16 +122,12 @@ class Exchange:
 
     def send(self, replica: Replica) -> None:
         proxy = self._proxy
-        self._replica = replica
-        self.replica_name = replica.name
         self._moved_at = now = monotonic()
         self.decided_by = proxy.decisions.decided_by
         if self.request.head.wish.is_explained:
             sentence = proxy.decisions.sentence().encode("ascii", "replace")
             self._own_lines = b"%bx-pointsman-decision: %b\r\n" % (self._id_line, sentence)
-        self._ticket = proxy.books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
-        replica.num_outstanding += 1
-        replica.num_sent += 1
+        self._book(replica, now)
         if replica.pool.idle:
             self.on_connected(replica.pool.idle.pop())
         else:
@@ -232,7 +207,7 @@ class Exchange:
         self._moved_at = now = monotonic()
         self._last_but_one = self._last
         self._last = data
-        if self._num_tokens > 0 and data[-3:] == _OBJECT_END and data.count(_EVENT_END) == 1:
+        if self._num_tokens > 0 and data[-3:] == _OBJECT_END and data.count(EVENT_END) == 1:
             self._num_tokens += 1  # one event, as nearly all chunks are: what `_count` would do
             self._proxy.books.tokens(self._ticket, 1, now)
         elif self._is_sse:
@@ -242,32 +217,17 @@ class Exchange:
         self._client.flush()
 
     def on_complete(self) -> None:
-        self._completed(self._last_but_one[-4096:] + self._last[-8192:])
+        self._connection = None
+        self._completed(self._tail())
         self._client.end()
 
     def on_whole(self, head: AnswerHead, data: bytes) -> None:
         self._status = head.status
         if self.hedge is not None:
             self.hedge.cancel()
+        self._connection = None
         self._completed(data[-8192:])
         self._client.pass_on(head, self._own_lines, data)
-
-    def _completed(self, tail: bytes) -> None:
-        """All of the answer is there; `tail` is its end."""
-        proxy, replica, status = self._proxy, self._replica, self._status
-        assert replica is not None
-        now = monotonic()
-        self._connection = None
-        prompt_tokens, output_tokens, self.cached_tokens = read_usage(tail)
-        if status < 400:
-            proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens, self.cached_tokens)
-        else:
-            proxy.books.failed(self._ticket, now)
-        proxy.registry.released(replica, has_succeeded=status not in RETRIED_STATUSES)
-        if output_tokens is None:
-            output_tokens = max(0, self._num_tokens)
-        outcome = "completed" if status < 400 else "error"
-        proxy.ended(self, status, outcome, prompt_tokens or self.prompt_tokens, output_tokens, now)
 
     def on_failure(self, reason: str, *, is_stale: bool) -> None:
         replica = self._replica
@@ -284,7 +244,7 @@ class Exchange:
             self._client.abort()
         elif self._can_retry():
             self._retry("stale connection" if is_stale else "failed")
-        elif is_stale and not self.tried:  # nobody else is there, and this replica has done nothing wrong
+        elif is_stale:  # nobody else is there, and this replica has done nothing wrong
             self._proxy.metrics.retries["stale connection"] += 1
             self._dialling = replica.pool.dial(self)
         else:
@@ -402,34 +362,3 @@ class Exchange:
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
-
-    def _let_go(self, now: float) -> None:
-        """The books of the replica are closed without a result."""
-        assert self._replica is not None
-        replica, self._replica = self._replica, None
-        self._proxy.books.failed(self._ticket, now)
-        self._proxy.registry.released(replica, has_succeeded=False)
-        self._proxy.dispatcher.wake()
-
-    def _count(self, data: bytes, now: float) -> None:
-        """Events of the stream are tokens, but for the first of a chat (its role) and the last (`[DONE]`).
-
-        JSON has no raw line breaks, so that an empty line is the end of an event and nothing else.
-        """
-        num_events = data.count(_EVENT_END) or data.count(b"\r\n\r\n")
-        if data.endswith(_DONE):
-            num_events -= 1
-        if self.first_byte_at is None:
-            self.first_byte_at = now
-            self._num_tokens = -1 if self.request.head.path.endswith(b"/chat/completions") else 0
-            self._proxy.books.first_token(self._ticket, now)
-            self._proxy.dispatcher.wake()
-        num_before = self._num_tokens
-        self._num_tokens = num_after = num_before + num_events
-        num_more = num_events if num_before > 0 else num_after - 1  # the first is booked already
-        if num_more > 0:
-            self._proxy.books.tokens(self._ticket, num_more, now)
-
-    def _ended(self, status: int, outcome: str, now: float) -> None:
-        """There is no complete answer."""
-        self._proxy.ended(self, status, outcome, self.prompt_tokens, max(0, self._num_tokens), now)

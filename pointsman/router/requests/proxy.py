@@ -26,6 +26,7 @@ from pointsman.router.http.service import Job, Later
 from pointsman.router.keys import Keys
 from pointsman.router.logs import Log
 from pointsman.router.replicas.registry import Registry
+from pointsman.router.requests.booked import BookedRequest
 from pointsman.router.requests.decisions import DecisionMaker
 from pointsman.router.requests.exchange import Exchange
 from pointsman.router.requests.facts import RequestFacts, read_facts, read_wish
@@ -81,7 +82,7 @@ class Proxy:
         self.is_draining = False
         self.ask_leader: Callable[[], Awaitable[bytes]] | None = None  # for the metrics of all processes
         self.clients: set[ClientConnection] = set()
-        self.active: set[Exchange] = set()
+        self.active: set[BookedRequest] = set()
         self._ended = EndedRequests()
         self._exposition = exposition
         self._log = log
@@ -160,7 +161,7 @@ class Proxy:
 
     def ended(
         self,
-        exchange: Exchange,
+        request: BookedRequest,
         status: int,
         outcome: str,
         prompt_tokens: int,
@@ -171,10 +172,10 @@ class Proxy:
 
         `count` does the rest: at the next tick, and before anybody reads the metrics.
         """
-        self.active.discard(exchange)
+        self.active.discard(request)
         if self.dispatcher.num_held:
             self.dispatcher.wake()
-        if self._ended.add(exchange, status, outcome, prompt_tokens, output_tokens, now) == MAX_ENDED:
+        if self._ended.add(request, status, outcome, prompt_tokens, output_tokens, now) == MAX_ENDED:
             self.count()
 
     def count(self) -> None:
@@ -203,8 +204,8 @@ class Proxy:
     def tick(self, now: float) -> None:
         for client in list(self.clients):
             client.check(now)
-        for exchange in list(self.active):
-            exchange.check(now)
+        for request in list(self.active):
+            request.check(now)
         self.dispatcher.tick(now)
         self.registry.tick(now)
         self.count()

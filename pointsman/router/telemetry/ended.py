@@ -15,7 +15,7 @@ from pointsman.compiled.jit import direct, kernel
 from pointsman.compiled.memory import address_of, float_list, float_table, long_list
 
 if TYPE_CHECKING:
-    from pointsman.router.requests.exchange import Exchange
+    from pointsman.router.requests.booked import BookedRequest
 
 entry_point = partial(jit.entry_point, keeps_gil=True)
 
@@ -62,7 +62,7 @@ class EndedRequests:
 
     def add(
         self,
-        exchange: Exchange,
+        request: BookedRequest,
         status: int,
         outcome: str,
         prompt_tokens: int,
@@ -70,27 +70,27 @@ class EndedRequests:
         now: float,
     ) -> int:
         """-> how many there are."""
-        kinds, ids, links = self.kinds, self.ids, exchange.links
+        kinds, ids, links = self.kinds, self.ids, request.links
         row = len(ids)
         kind = (
-            exchange.request.head.wish.path,
+            request.request.head.wish.path,
             status,
             outcome,
-            exchange.replica_name,
-            exchange.decided_by,
-            exchange.num_retries,
-            exchange.generates,
+            request.replica_name,
+            request.decided_by,
+            request.num_retries,
+            request.generates,
         )
         number = kinds.get(kind)
         if number is None:
             number = kinds[kind] = len(kinds)
             self.firsts.append(row)
         session = 0
-        if exchange.session_name:
-            self.sessions.append(exchange.session_name)
+        if request.session_name:
+            self.sessions.append(request.session_name)
             session = len(self.sessions)
-        arrived_at, first_at = exchange.arrived_at, exchange.first_byte_at
-        cached_tokens = exchange.cached_tokens
+        arrived_at, first_at = request.arrived_at, request.first_byte_at
+        cached_tokens = request.cached_tokens
         _write_row(
             self._table,
             row * _ROW_BYTES,
@@ -104,7 +104,7 @@ class EndedRequests:
             -1.0 if cached_tokens is None else cached_tokens,
             len(links),
         )
-        ids.append(exchange.request_id)
+        ids.append(request.request_id)
         self._links.append(links)
         return row + 1
 

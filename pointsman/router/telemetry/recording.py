@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from os import SEEK_END
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -131,10 +133,16 @@ class Recorder:
         if self._encoded:
             encoded, self._encoded = b"".join(self._encoded), []
             self._num_lines = 0
-            try:
-                self._file.write(encoded)
-            except OSError:  # a full disk must not stop the router
-                self._num_lost += encoded.count(b"\n")
+            num_written = 0
+            with suppress(OSError):  # a full disk must not stop the router
+                num_written = self._file.write(encoded)
+            if num_written < len(encoded):
+                num_whole = encoded.rfind(b"\n", 0, num_written) + 1
+                with suppress(OSError):  # a line without its end would spoil the next one, too
+                    end = self._file.tell()
+                    if self._file.seek(0, SEEK_END) == end:  # no other process has written there
+                        self._file.truncate(end - (num_written - num_whole))
+                self._num_lost += encoded.count(b"\n", num_whole)
                 self._speeds.clear()
 
     def take_lost(self) -> int:

@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pointsman.router.config import Backend, Settings
+from pointsman.router.epp.endpoints import Endpoints
 from pointsman.router.epp.picker import Picker
 from pointsman.router.epp.wire import (
     BUFFERED,
@@ -32,7 +33,7 @@ from pointsman.router.store.address import parse_store
 from pointsman.routing.signals import EXPECTED_HIT_TOKENS
 from tests.router.fakes import HOLD
 from tests.router.harness import CHAT, QUIET, Cluster, cluster, post, run, until
-from tests.router.mock import mocks, ok
+from tests.router.mock import gated, mocks, ok
 from tests.routing.asking import decide
 
 KEY = "x-gateway-destination-endpoint"
@@ -352,6 +353,37 @@ def test_long_bodies_come_back_in_pieces() -> None:
             assert got == data
             assert g.cluster.books.of_kind("sent")[0][2] > 50_000
             await envoy.answer(is_end=True)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("request_mode", [BUFFERED, FULL_DUPLEX_STREAMED])
+def test_a_body_beyond_the_limit_is_refused_before_it_fills_the_memory(request_mode: int) -> None:
+    async def scenario() -> None:
+        async with gateway(limits={"max_body_bytes": 1000}) as g:
+            envoy = g.envoy(request_mode)
+            await envoy.ask(b"x" * 1001)  # the last piece of which could be a long time coming
+            refused = (await envoy.heard()).immediate_response
+            assert refused.status.code == 413
+            await envoy.hang_up()
+            assert g.cluster.books.of_kind("sent") == []
+
+    run(scenario)
+
+
+def test_a_replica_that_is_back_before_its_old_requests_have_ended_is_found() -> None:
+    async def scenario() -> None:
+        async with cluster(gated) as c, c.wire() as wire:
+            endpoints = Endpoints(c.router.registry, c.router.log)
+            (url,) = c.router.registry.names()
+            await wire.send(post())
+            await until(lambda: c.num_heard == [1])
+            c.router.registry.remove(url)
+            back = c.router.registry.add(Backend(url=url))
+            c.mocks[0].gate.set()
+            assert (await wire.answer()).status == 200
+            assert list(c.router.registry) == [back]
+            assert endpoints.find(endpoints.of(back)) is back
 
     run(scenario)
 

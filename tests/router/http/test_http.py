@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tracemalloc
 from contextlib import AsyncExitStack
 
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.router import mock as replies
-from tests.router.harness import CHAT, Cluster, Wire, cluster, get, post, run, until
-from tests.router.mock import Heard, Mock, gated, ok
+from tests.router.harness import CHAT, Cluster, Wire, cluster, get, post, run, small_wire, until
+from tests.router.mock import Heard, Mock, gated, ok, respond
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\n".encode()
 BODY = b'{"model": "m", "messages": []}'
@@ -38,6 +39,33 @@ def test_a_chunked_upload_arrives_with_its_length() -> None:
             assert heard.header("x-trailer") is None
 
     run(scenario)
+
+
+def test_a_body_in_tiny_chunks_takes_no_more_memory_than_it_has_bytes() -> None:
+    """As an object for each chunk, 16 MiB of body would be 350 MB."""
+    num_chunks = 200_000
+
+    async def scenario() -> None:
+        async with cluster(ok) as c, c.wire() as wire:
+            head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+            body = b"  " * num_chunks + BODY
+            chunks = b"2\r\n  \r\n" * num_chunks + b"%x\r\n%b\r\n" % (len(BODY), BODY)
+            await wire.send(head)
+            await until(lambda: bool(c.router.proxy.clients))
+            (client,) = c.router.proxy.clients
+            tracemalloc.start()
+            try:
+                await wire.send(chunks)
+                await until(lambda: len(client._body) == len(body))
+                in_use, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert in_use < 5 * len(body)
+            await wire.send(b"0\r\n\r\n")
+            assert (await wire.answer()).status == 200
+            assert sum((heard.body == body) for mock in c.mocks for heard in mock.heard) == 1
+
+    run(scenario, 60.0)
 
 
 def test_a_request_may_come_byte_by_byte() -> None:
@@ -313,6 +341,59 @@ def test_an_idle_client_is_closed() -> None:
             await wire.send(post())
             assert (await wire.answer()).status == 200
             assert await wire.is_closed()
+
+    run(scenario)
+
+
+LARGE = b"x" * 60_000  # the router takes all of it, the sockets do not
+
+
+async def large(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+    await respond(writer, 200, LARGE)
+
+
+def test_a_client_that_asks_and_does_not_read_gets_no_more_answers() -> None:
+    """Else it could fill the memory of the router, without a key."""
+
+    async def scenario() -> None:
+        async with cluster(ok) as c, small_wire(c) as wire:
+            num_answers = 3000
+            await wire.send(get("/metrics") * num_answers)
+            (client,) = c.router.proxy.clients
+            await asyncio.sleep(0.2)
+            assert client._transport.get_write_buffer_size() < 200_000
+            for _ in range(num_answers):
+                assert (await wire.answer()).status == 200
+            await wire.send(get("/health"))  # and all is as before
+            assert (await wire.answer()).status == 200
+
+    run(scenario, 60.0)
+
+
+@pytest.mark.parametrize("headers", ["", "connection: close\r\n"])
+def test_a_client_that_takes_its_time_gets_all_of_the_last_answer(headers: str) -> None:
+    async def scenario() -> None:
+        async with cluster(large, limits={"keep_alive_s": 0.5}) as c, small_wire(c) as wire:
+            await wire.send(post(headers=headers))
+            await until(lambda: c.num_heard == [1])
+            await asyncio.sleep(1.5)
+            assert (await wire.answer()).body == LARGE
+            assert await wire.is_closed()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("headers", ["", "connection: close\r\n"])
+@pytest.mark.parametrize("is_half_closed", [False, True])
+def test_a_client_that_never_reads_its_answer_is_cut_off(headers: str, is_half_closed: bool) -> None:
+    async def scenario() -> None:
+        limits = {"idle_timeout_s": 0.2, "keep_alive_s": 0.2}
+        async with cluster(large, limits=limits) as c, small_wire(c) as wire:
+            await wire.send(post(headers=headers))
+            if is_half_closed:
+                wire.writer.write_eof()
+            await until(lambda: c.num_heard == [1])
+            await until(lambda: not c.router.proxy.clients)
 
     run(scenario)
 

@@ -21,9 +21,10 @@ from pointsman.router.http.limits import Limits
 from pointsman.router.http.tls import client_side_tls, server_side_tls
 from pointsman.router.http.upstream import Pool
 from pointsman.router.replicas.discovery import DnsSource, FileSource, KubernetesSource, ready_endpoints
+from pointsman.spec import parse_spec
 from tests.router.certificates import Authority, new_authority
-from tests.router.harness import Wire, cluster, get, post, run, until
-from tests.router.mock import Behaviour, Mock, gated, ok, respond
+from tests.router.harness import Wire, cluster, get, post, run, small_wire, until
+from tests.router.mock import Behaviour, Flood, Mock, gated, ok, respond
 
 LOCAL = ("DNS:localhost", "IP:127.0.0.1")
 
@@ -157,16 +158,7 @@ def test_connections_to_servers_are_reused_over_tls(authority: Authority, certif
 
 
 def test_a_slow_reader_slows_the_server_down_over_tls(authority: Authority, certificate: Path) -> None:
-    size, count = 1 << 20, 128
-    sent = 0
-
-    async def flood(mock: Mock, request: Any, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (count * size))
-        for _ in range(count):
-            writer.write(b"x" * size)
-            await writer.drain()
-            sent += size
+    flood = Flood(128)
 
     async def scenario() -> None:
         tls = client_side_tls(certificate, None)
@@ -179,18 +171,43 @@ def test_a_slow_reader_slows_the_server_down_over_tls(authority: Authority, cert
             c.router.registry.add(Backend(url=f"https://localhost:{server.port}"))
             wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await wire.send(post())
-            await until(lambda: sent > 0)
-            before = -1
-            while before != sent:
-                before = sent
-                await asyncio.sleep(0.2)
+            await flood.until_it_stops()
             (client,) = c.router.proxy.clients
-            assert client._transport.get_write_buffer_size() < 16 * size  # the rest is with the kernel
-            assert sent < count * size
+            assert client._transport.get_write_buffer_size() < 16 << 20  # the rest is with the kernel
+            assert flood.sent < flood.size
             wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert len((await wire.answer()).body) == count * size
+            assert len((await wire.answer()).body) == flood.size
 
     run(scenario)
+
+
+def test_a_client_that_takes_its_time_gets_all_of_the_last_answer_over_tls(
+    authority: Authority, certificate: Path
+) -> None:
+    large = b"x" * 400_000
+
+    async def answer(mock: Mock, request: Any, writer: asyncio.StreamWriter) -> None:
+        await respond(writer, 200, large)
+
+    async def scenario() -> None:
+        trusting = ssl.create_default_context(cafile=authority.ca)
+        async with (
+            cluster(answer, tls=client_side_tls(certificate, None)) as c,
+            small_wire(c, trusting) as wire,
+        ):
+            await wire.send(post(headers="connection: close\r\n"))
+            await until(lambda: c.num_heard == [1])
+            await asyncio.sleep(2.0)
+            assert (await wire.answer()).body == large
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64, ".", "\udc00", "a\0b"])
+def test_a_name_that_no_certificate_can_have_is_refused(name: str) -> None:
+    """Python's sockets raise something else than an OSError for it; its requests would never end."""
+    with pytest.raises(InputError):
+        parse_spec(Backend, {"url": "https://localhost", "tls_name": name})
 
 
 def test_nobody_is_trusted_without_a_certificate_that_fits(authority: Authority, certificate: Path) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from pointsman.errors import InputError
+from pointsman.router.http.limits import Limits
+from pointsman.router.http.listening import listen, port_of
 from pointsman.router.keys import Keys
-from tests.router.harness import SECRET, admin, cluster, post, run, until
+from pointsman.router.operations.admin import Admin
+from tests.router.harness import SECRET, Wire, admin, cluster, post, run, until
 from tests.router.mock import gated, mocks, ok
 
 
@@ -88,6 +93,41 @@ def test_admin_refuses_what_makes_no_sense() -> None:
                 await ask("GET", "/admin/replicas", headers=key + "origin: http://evil\r\n")
             ).status == 403
             assert (await ask("GET", "/admin/replicas", headers=key)).status == 200
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8081", "127.0.0.1.evil.example", "", "[x"])
+def test_a_web_page_whose_name_resolves_to_loopback_learns_nothing(host: str) -> None:
+    """A browser takes such a page and the admin port for one server, and sends no Origin with a GET."""
+
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            async with admin(c) as ask:
+                assert (await ask("GET", "/admin/state", host=host)).status == 403
+                for own in ("127.0.0.1:8081", "localhost", "[::1]:8081"):
+                    assert (await ask("GET", "/admin/state", host=own)).status == 200
+            async with admin(c, Keys([SECRET])) as ask:  # with a key any name will do
+                key = f"authorization: Bearer {SECRET}\r\n"
+                assert (await ask("GET", "/admin/state", headers=key, host="router.internal")).status == 200
+
+    run(scenario)
+
+
+def test_an_admin_who_says_nothing_is_not_waited_for_forever() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            service = Admin(c.router, Keys([]))
+            server = await listen(service, Limits(request_timeout_s=0.1, keep_alive_s=0.1), "127.0.0.1", 0)
+            for begun in (b"", b"GET /admin/state HTTP/1.1\r\n"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server))
+                wire = Wire(reader, writer)
+                await wire.send(begun)
+                if begun:
+                    assert (await wire.answer()).status == 408
+                assert await wire.is_closed()
+                writer.close()
+            server.close()
 
     run(scenario)
 

@@ -39,7 +39,7 @@ class Served:
 
     async def command(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = json.dumps(body).encode() if body is not None else b""
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n\r\n"
         answered = await self.ask(head.encode() + data, self.admin_port)
         assert answered.status == 200, answered.body
         return json.loads(answered.body)

@@ -50,6 +50,25 @@ def test_a_file_is_followed_as_it_changes(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_backend_that_makes_no_sense_does_not_end_the_looking(tmp_path: Path) -> None:
+    path = tmp_path / "backends.yaml"
+
+    async def scenario() -> None:
+        async with cluster(ok) as c, mocks(ok, ok) as (second, third):
+            path.write_text(f"backends:\n- {second.url}\n")
+            discovery = Discovery(FileSource(path), c.router.registry, c.router.log, 0.02)
+            following = asyncio.ensure_future(discovery.run())
+            await until(lambda: second.url in c.router.registry.names())
+            path.write_text(f"backends:\n- url: {third.url}\n  calibration: {{nonsense: 1}}\n")
+            await until(lambda: any(line["event"] == "discovery failed" for line in c.logged()))
+            assert second.url in c.router.registry.names()  # all is as it was
+            path.write_text(f"backends:\n- {third.url}\n")
+            await until(lambda: c.router.registry.names() == {c.mocks[0].url, third.url})
+            following.cancel()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("url", "taken_as"),
     [
@@ -152,7 +171,10 @@ def test_endpoints_of_kubernetes_are_followed(tmp_path: Path, monkeypatch: pytes
             code = 403
             await until(lambda: any("403" in str(line.get("problem")) for line in c.logged()))
             assert len(c.router.registry) == 2
-            code, answer = 200, slices(("127.0.0.1", True), port=target.port)
+            code, answer = 200, {"items": [{"ports": [{"port": 1}], "endpoints": [None]}]}
+            await until(lambda: any("unexpected" in str(line.get("problem")) for line in c.logged()))
+            assert len(c.router.registry) == 2
+            answer = slices(("127.0.0.1", True), port=target.port)
             await until(lambda: len(c.router.registry) == 1)
             following.cancel()
 

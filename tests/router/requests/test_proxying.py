@@ -10,7 +10,7 @@ import pytest
 
 from tests.router import mock as replies
 from tests.router.harness import CHAT, cluster, get, post, run, until
-from tests.router.mock import Heard, Mock, ok, raw
+from tests.router.mock import Flood, Heard, Mock, ok, raw
 
 
 @pytest.mark.parametrize(
@@ -125,42 +125,23 @@ def test_sockets_on_both_sides_send_at_once() -> None:
 
 def test_a_slow_reader_slows_the_server_down() -> None:
     """Back-pressure: the router must not collect the answer in its memory."""
-    size = 1 << 20
-    answer = 192  # MiB: far more than the buffers of the kernel on the way hold (32 a socket at most)
-    sent = 0
-
-    async def flood(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (answer * size))
-        for _ in range(answer):
-            writer.write(b"x" * size)
-            await writer.drain()
-            sent += size
+    flood = Flood(192)  # the kernel's buffers hold 32 MiB a socket at most
 
     async def scenario() -> None:
         async with cluster(flood) as c, c.wire() as wire:
             wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await wire.send(post())
-            await until(lambda: sent > 0)
-            before = -1
-            while before != sent:
-                before = sent
-                await asyncio.sleep(0.1)
-            assert sent < answer * size // 2
+            await flood.until_it_stops()
+            assert flood.sent < flood.size // 2
             wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            answered = await wire.answer()
-            assert len(answered.body) == answer * size
+            assert len((await wire.answer()).body) == flood.size
 
     run(scenario)
 
 
 def test_a_client_that_never_reads_is_cut_off() -> None:
-    async def flood(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (1 << 26) + b"x" * (1 << 26))
-        await writer.drain()
-
     async def scenario() -> None:
-        async with cluster(flood, limits={"idle_timeout_s": 0.2}) as c, c.wire() as wire:
+        async with cluster(Flood(64), limits={"idle_timeout_s": 0.2}) as c, c.wire() as wire:
             wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await wire.send(post())
             await until(lambda: c.num_heard == [1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from pathlib import Path
 from time import monotonic
 
@@ -83,6 +84,26 @@ def test_a_speed_is_written_where_it_has_changed(tmp_path: Path) -> None:
     recorder.close()
     rows = [json.loads(line) for line in (tmp_path / "traffic.jsonl").read_text().splitlines()]
     assert [row.get("step_floor_s") for row in rows] == [0.01, None, 0.02, 0.01]
+
+
+def test_a_disk_that_is_full_leaves_whole_lines(tmp_path: Path) -> None:
+    """A line that ends in its middle, with the next one behind it, would make the recording unreadable."""
+    path = tmp_path / "traffic.jsonl"
+    recorder = Recorder(new_recording(path))
+    for number in range(10):
+        add(recorder, recorder._started_at + number, 100 + number, b"")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        recorder.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    num_written = len(path.read_text().splitlines())
+    assert recorder.take_lost() == 10 - num_written > 0
+    add(recorder, recorder._started_at + 20, 7, b"")
+    recorder.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["num_prefill_tokens"] for line in lines] == [*range(100, 100 + num_written), 7]
 
 
 def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
