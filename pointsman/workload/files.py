@@ -113,36 +113,36 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _csv_source(path: Path, data: bytes) -> TraceSource:
-    data, num_comments = _from_header(data)
+    data, num_skipped = _from_header(data)
     separator = max(_SEPARATORS, key=data.partition(b"\n")[0].decode("utf-8").count)
 
     def load(columns: list[str]) -> RawTable:
         try:
             frame = pl.read_csv(io.BytesIO(data), columns=columns, infer_schema=False, separator=separator)
         except pl.exceptions.PolarsError as error:
-            _reject_csv(path, data, num_comments, separator, error)
-        table = _table(path, frame.with_row_index(LINE, offset=num_comments + 2), "line")
+            _reject_csv(path, data, num_skipped, separator, error)
+        table = _table(path, frame.with_row_index(LINE, offset=num_skipped + 2), "line")
         return replace(table, has_decimal_commas=separator == ";")
 
     try:
         header = pl.read_csv(io.BytesIO(data), n_rows=0, infer_schema=False, separator=separator)
     except pl.exceptions.PolarsError as error:
-        _reject_csv(path, data, num_comments, separator, error)
+        _reject_csv(path, data, num_skipped, separator, error)
     return TraceSource(path, header.columns, load)
 
 
 def _from_header(data: bytes) -> tuple[bytes, int]:
     """What follows the comments and empty lines at its beginning, and how many lines these are."""
-    num_lines = 0
+    num_skipped = 0
     while (first := data.partition(b"\n")[0].strip()).startswith(b"#") or not first:
         if not (rest := data.partition(b"\n")[2]):
             break
-        data, num_lines = rest, num_lines + 1
-    return data, num_lines
+        data, num_skipped = rest, num_skipped + 1
+    return data, num_skipped
 
 
 def _reject_csv(
-    path: Path, data: bytes, num_comments: int, separator: str, error: pl.exceptions.PolarsError
+    path: Path, data: bytes, num_skipped: int, separator: str, error: pl.exceptions.PolarsError
 ) -> NoReturn:
     """Polars doesn't say which line is wrong; look for it."""
     rows = csv.reader(io.StringIO(data.decode("utf-8")), delimiter=separator)
@@ -152,7 +152,7 @@ def _reject_csv(
             if len(row) > num_fields:
                 problem = f"{len(row)} fields, but the header has {num_fields}"
                 shown = separator.join(row)
-                place = f"{path} line {num_comments + rows.line_num}"
+                place = f"{path} line {num_skipped + rows.line_num}"
                 raise InputError(place, shown, problem, "correct the line")
     except csv.Error:
         pass

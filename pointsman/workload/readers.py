@@ -211,10 +211,8 @@ def _warn_of_a_gap(trace: Workload, path: str) -> None:
 def _token_counts(
     table: RawTable, column: str, min_tokens: int, empty_is_zero: bool = False
 ) -> NDArray[np.int32]:
-    if empty_is_zero and table.frame[column].dtype == pl.String:
-        is_empty = pl.col(column).fill_null("").str.strip_chars() == ""
-        frame = table.frame.with_columns(pl.when(is_empty).then(pl.lit("0")).otherwise(column).alias(column))
-        table = replace(table, frame=frame)
+    if empty_is_zero:
+        table = replace(table, frame=table.frame.with_columns(_zero_for_empty(table.frame[column])))
     numbers = read_numbers(table, column)
     too_few = f"fewer than {min_tokens} tokens"
     table.reject(column, numbers < 0, too_few, FIX_ROW)
@@ -222,6 +220,12 @@ def _token_counts(
     table.reject(column, numbers > _MAX_TOKENS, "more tokens than any model takes", FIX_ROW)
     table.reject(column, numbers != numbers.floor(), "not a whole number of tokens", FIX_ROW)
     return numbers.to_numpy().astype(np.int32)
+
+
+def _zero_for_empty(values: pl.Series) -> pl.Series:
+    if values.dtype == pl.String:
+        return values.str.replace(r"^\s*$", "0").fill_null("0")
+    return values.fill_null(0) if values.dtype.is_numeric() else values
 
 
 def _sessions(table: RawTable, column: str | None) -> NDArray[np.int32]:

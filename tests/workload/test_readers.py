@@ -569,3 +569,7 @@ def test_a_log_has_no_output_for_what_failed(tmp_path: Path) -> None:
     path = write(tmp_path, "timestamp,prompt_tokens,completion_tokens\n1.5,9,9\n2.5,9,\n3.5,9,4\n")
     with pytest.warns(PointsmanWarning, match=r"1 of 3 requests failed \(no tokens\) and are left out"):
         assert as_rows(read(path)) == [(0.0, 9, 9), (2.0, 9, 4)]
+    table = pl.DataFrame({"timestamp": [1.5, 2.5], "prompt_tokens": [9, 9], "completion_tokens": [None, 4]})
+    table.write_parquet(tmp_path / "trace.parquet")
+    with pytest.warns(PointsmanWarning, match="1 of 2 requests failed"):
+        assert as_rows(read(tmp_path / "trace.parquet")) == [(0.0, 9, 4)]
