@@ -47,7 +47,9 @@ def warm_up(recording: Path, num_blocks: int) -> list[str]:
 
 def facts(known: dict[str, Any]) -> Facts:
     scheduler = known["replica"]["scheduler"]
-    return Facts(known["measured"]["model"], MAX_MODEL_TOKENS, scheduler["block_size"], scheduler["num_blocks"])
+    return Facts(
+        known["measured"]["model"], MAX_MODEL_TOKENS, scheduler["block_size"], scheduler["num_blocks"]
+    )
 
 
 def main() -> None:
@@ -59,7 +61,11 @@ def main() -> None:
     parser.add_argument("--recording", type=Path, default=None, help="default: FOLDER/record-KIND.jsonl.gz")
     parser.add_argument("--warm-up", type=int, required=True, help="blocks to calibrate from")
     parser.add_argument("--servers", nargs="+", type=Path, default=None, help="default: FOLDER/KIND-*.yaml")
-    parser.add_argument("--policies", default="least-outstanding,default,late-binding,round-robin", help="the first is the baseline")
+    parser.add_argument(
+        "--policies",
+        default="least-outstanding,default,late-binding,round-robin",
+        help="the first is the baseline",
+    )
     parser.add_argument("--alone", action="store_true", help="as if no server had neighbours on its card")
     parser.add_argument("--runs", default="16")
     parser.add_argument("--out", type=Path, required=True, help="folder of what this writes")
@@ -68,7 +74,10 @@ def main() -> None:
     recording = asked.recording or asked.folder / f"record-{asked.kind}.jsonl.gz"
     warm = asked.out / "warm-up.jsonl"
     warm.write_text("\n".join(warm_up(recording, asked.warm_up)) + "\n")
-    servers = [yaml.safe_load(path.read_text()) for path in asked.servers or sorted(asked.folder.glob(f"{asked.kind}-*.yaml"))]
+    servers = [
+        yaml.safe_load(path.read_text())
+        for path in asked.servers or sorted(asked.folder.glob(f"{asked.kind}-*.yaml"))
+    ]
     urls = [one["measured"]["url"] for one in servers]
     described_at = []
     for url, known in zip(urls, servers, strict=True):
@@ -78,7 +87,12 @@ def main() -> None:
         path.write_text(yaml.safe_dump(data, sort_keys=False))
         described_at.append(str(path))
         replica, (one,) = data["replica"], data["measured"]["servers"]
-        print(path, {name: replica.get(name) for name in ("cost", "neighbour_step_s")}, replica["scheduler"], flush=True)
+        print(
+            path,
+            {name: replica.get(name) for name in ("cost", "neighbour_step_s")},
+            replica["scheduler"],
+            flush=True,
+        )
         print("  ", one["off_on_this_traffic"], one["uncertainty"], data["measured"]["undetermined"][0])
     blocks = []
     for sent in sorted((asked.folder / "blocks").glob(f"{asked.kind}_*_{BASELINE}.csv.gz")):

@@ -37,8 +37,7 @@ def calibrate(
         typer.Option(
             "--neighbour",
             metavar="URL",
-            help="Another server on the card of --url: what its steps cost this one is found in --traffic, too. "
-            "Once for each.",
+            help="Another server on the card of --url, once for each: what its steps cost is in --traffic.",
         ),
     ] = None,
     out: Annotated[
@@ -70,7 +69,9 @@ def calibrate(
         raise InputError("--url", url, "this or --traffic is needed", "give one of the two, or both")
     if neighbours and (url is None or traffic is None):
         remedy = "give --url, and with --traffic what all of them served"
-        raise InputError("--neighbour", neighbours[0], "shares the card of a server that is not named", remedy)
+        raise InputError(
+            "--neighbour", neighbours[0], "shares the card of a server that is not named", remedy
+        )
     # Opened first: minutes of probing are not lost to a path that cannot be written.
     with nullcontext() if out is None else output_file("--out", out) as file, compilation_announced():
         if traffic is None:

@@ -2,7 +2,8 @@
 
 One replica of each kind gets a long queue at time 0. Its capacity is the rate of completions between the
 20th and the 80th percentile of the run: after the start, before the queue runs dry. The cluster's capacity is
-the sum over its replicas. Of replicas that share a card, each is taken to make as many steps as its neighbours. The result is remembered on disk under a digest of everything it depends on.
+the sum over its replicas; of those on one card, each is taken to make as many steps as the others. The result
+is remembered on disk under a digest of everything it depends on.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ requests that is a linear regression. What a server does beside its steps is fou
 in the simulator. Shapes beyond a line, attention, memory and limits do not show in these times.
 
 Such a fit holds for a server among its neighbours, under the load that was recorded: where servers share a
-card, a host or a power limit, a probe of one of them alone is faster. What the steps of neighbours on the same
-card cost can be part of the fit (`neighbours.py`).
+card, a host or a power limit, a probe of one of them alone is faster. What the steps of neighbours on the
+same card cost can be part of the fit (`neighbours.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TrafficFit:
     @property
     def replica(self) -> dict[str, Any]:
         """The replica, as in `cluster.replicas`."""
-        made = {"scheduler": self.scheduler, "cost": {"kind": "linear", **self.cost}}
+        made: dict[str, Any] = {"scheduler": self.scheduler, "cost": {"kind": "linear", **self.cost}}
         if self.card is not None:
             made |= {"card": self.card.name, "neighbour_step_s": self.card.neighbour_step_s}
         return made
@@ -148,8 +148,8 @@ def fit_server(
     errors = again.std(axis=0) / np.maximum(found, 1e-12)
     doubt = None
     if not found[3] or errors[3] > MOST_ERROR:
-        spread_ms = 1e3 * again[:, 3].std()
-        doubt = f"{1e3 * found[3]:.1f} ms ± {spread_ms:.1f} ms by this traffic, taken as 0: record more policies"
+        found_ms, spread_ms = 1e3 * found[3], 1e3 * again[:, 3].std()
+        doubt = f"{found_ms:.2f} ms, give or take {spread_ms:.2f} ms; taken as 0, more policies may tell"
         found, errors = _fit_alone(streams, seconds)
         found = np.append(found, 0.0)
     elif len(policies := table["policy"].unique()) == 1 and policies[0]:

@@ -305,7 +305,7 @@ class Clusters:
 
 
 def _rings(plans: Sequence[ReplicaPlan]) -> list[int]:
-    """Of each replica, the next one on its card; after the last one comes the first."""
+    """[R] the next replica on the card of each; after the last one comes the first."""
     following = list(range(len(plans)))
     newest: dict[Any, int] = {}
     for k, plan in enumerate(plans):

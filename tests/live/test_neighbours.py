@@ -1,4 +1,4 @@
-"""What a neighbour's step on the same card costs, from simulated traffic of two servers whose cost is known."""
+"""What a neighbour's step on the same card costs, from simulated traffic of servers with known costs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_the_description_is_one_of_servers_on_one_card(tmp_path: Path) -> None:
 def test_one_policy_is_said_to_be_too_few(tmp_path: Path) -> None:
     traffic = record(tmp_path / "traffic.jsonl", ["least-outstanding"] * 3)
     measured = described(SERVERS[0], FACTS, traffic, [SERVERS[1]])["measured"]
-    assert "what a neighbour's step costs: least-outstanding alone was recorded" in measured["undetermined"][0]
+    assert (
+        "what a neighbour's step costs: least-outstanding alone was recorded" in measured["undetermined"][0]
+    )
 
 
 def test_what_traffic_cannot_tell_is_taken_as_nothing(tmp_path: Path) -> None:

@@ -20,7 +20,11 @@ SCHEDULER = {"kind": "vllm-v1", "num_blocks": 100_000, "max_num_batched_tokens":
 
 
 def group(step_s: float, neighbour_step_s: float | None = None, card: str | None = "c", **more: Any) -> Any:
-    found: dict[str, Any] = {"cost": {"kind": "linear", "a": step_s}, "card": card, "neighbour_step_s": neighbour_step_s}
+    found: dict[str, Any] = {
+        "cost": {"kind": "linear", "a": step_s},
+        "card": card,
+        "neighbour_step_s": neighbour_step_s,
+    }
     return {name: value for name, value in (found | more).items() if value is not None}
 
 
@@ -77,7 +81,9 @@ def test_rates_are_those_at_which_the_times_add_up() -> None:
     np.fill_diagonal(table, steps_s)
     rates = np.linalg.solve(table, np.ones(3))
     all_busy_until = run.requests["completed_at"].min()
-    found = [np.sum(log["ended_at"][log["replica"] == k] <= all_busy_until) / all_busy_until for k in range(3)]
+    found = [
+        np.sum(log["ended_at"][log["replica"] == k] <= all_busy_until) / all_busy_until for k in range(3)
+    ]
     np.testing.assert_allclose(found, rates, rtol=2e-3)
 
 

@@ -135,6 +135,7 @@ def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists already"):
         new_recording(path)
 
+
 def test_the_time_that_the_router_held_a_request_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
 
