@@ -66,6 +66,7 @@ def main() -> None:
         default="least-outstanding,default,late-binding,round-robin",
         help="the first is the baseline",
     )
+    parser.add_argument("--rounds", default=None, help="only these, with commas; default: all")
     parser.add_argument("--alone", action="store_true", help="as if no server had neighbours on its card")
     parser.add_argument("--runs", default="16")
     parser.add_argument("--out", type=Path, required=True, help="folder of what this writes")
@@ -96,7 +97,10 @@ def main() -> None:
         print("  ", one["off_on_this_traffic"], one["uncertainty"], data["measured"]["undetermined"][0])
     blocks = []
     for sent in sorted((asked.folder / "blocks").glob(f"{asked.kind}_*_{BASELINE}.csv.gz")):
-        path = asked.out / f"{sent.name.partition(f'_{BASELINE}')[0]}.jsonl"
+        name = sent.name.partition(f"_{BASELINE}")[0]
+        if asked.rounds is not None and name.rpartition("_")[2] not in asked.rounds.split(","):
+            continue
+        path = asked.out / f"{name}.jsonl"
         pl.read_csv(sent).select(
             arrived_at="due_at", num_prefill_tokens="prompt_tokens", num_decode_tokens="output_tokens"
         ).write_ndjson(path)
