@@ -16,6 +16,7 @@ from pointsman.errors import InputError
 from pointsman.live.neighbours import pace_beside
 from pointsman.live.probing import Facts
 from pointsman.live.traffic import fit_server, read_traffic
+from pointsman.router.replicas.discovery import FileSource
 from pointsman.simulator.plan import plan_replicas
 
 SERVERS = ("http://a", "http://b")
@@ -94,6 +95,9 @@ def test_the_description_is_one_of_servers_on_one_card(tmp_path: Path) -> None:
     plans = plan_replicas(make_cluster(replicas=groups), tmp_path)
     assert [plan.num_neighbours for plan in plans] == [1, 1]
     assert [plan.neighbour_step_s for plan in plans] == pytest.approx(NEIGHBOUR_STEP_S, rel=0.25)
+    backend = FileSource(tmp_path / "a.yaml").read()[0]
+    assert backend.calibration is not None
+    assert 1.05 < backend.calibration["step_floor_s"] / COSTS[0]["a"] < 1.3
 
 
 def test_one_policy_is_said_to_be_too_few(tmp_path: Path) -> None:
