@@ -41,7 +41,8 @@ def requests_per_s(description: dict[str, Any], prompt: float, output: float) ->
     """How many requests of such lengths a server can take, with STREAMS of them running."""
     cost = description["replica"]["cost"]
     if cost["kind"] == "linear":  # of traffic
-        return 1.0 / (prompt * cost["b"] + output * (cost["c"] + cost["a"] / STREAMS))
+        slowdown = description["backends"][0]["calibration"]["step_floor_s"] / cost["a"]  # by neighbours
+        return 1.0 / (prompt * cost["b"] + output * (cost["c"] + cost["a"] / STREAMS)) / slowdown
     curve = dict(map(tuple, cost["step_s"]))
     token_s = (curve[2048] - curve[512]) / 1536
     stream_s = (curve[64] - curve[1]) / 63 + cost["sequence_s"] + cost["context_s"] * (prompt + output / 2)

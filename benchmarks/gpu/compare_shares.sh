@@ -1,28 +1,29 @@
 # Policies of `pointsman serve` before two and three vLLM servers with unequal shares of one GPU; see shares.sh for OUT, TRACE, ...
 #   compare_shares.sh start MODEL-FOLDER   servers with 60, 25 and (for three) 15 % of the card, and routers
-#   compare_shares.sh predict              warms up all servers under each policy of WARM, calibrates each from all that traffic
-#                                          (OUT/three-PORT.yaml, OUT/two-PORT.yaml), and writes down what the simulator says
-#                                          of the blocks: OUT/predicted-three.json, OUT/predicted-two.json
+#   compare_shares.sh predict              warms up all servers under each policy of WARM, calibrates each from all that traffic,
+#                                          with what a neighbour's step costs it (OUT/three-PORT.yaml, OUT/two-PORT.yaml), and
+#                                          writes down what the simulator says of the blocks: OUT/predicted-three.json, ...-two.json
 #   compare_shares.sh blocks SECONDS       the next blocks of the list below, as long as these seconds last; again for the rest
 # KINDS: 'three two', or one of them. CLOCK_MHZ fixes the card's clocks (as root), so that servers do not take each other's
 # power; THREE_RATE and TWO_RATE are the requests/s of the warm-up; BLOCK_S is how long requests come in a block; LOAD is their
-# share of the calibrated capacity; EXTRA=1 adds blocks of round-robin and some with free clocks at the end.
+# share of the calibrated capacity; EXTRA=1 adds blocks of round-robin and some with free clocks at the end. ROUNDS and POLICIES say
+# which blocks there are: POLICIES='least-outstanding default' leaves time for more rounds (ROUNDS='5 6 7 8', the same for predict).
 here=$(cd "$(dirname "$0")" && pwd); out=${OUT:-results}; mkdir -p "$out"; python=${PYTHON:-python3}; pointsman=${POINTSMAN:-pointsman}
 began=$(date +%s); seconds=${BLOCK_S:-40}; rounds=${ROUNDS:-5 6 7}; kinds=${KINDS:-three two}
-warm=${WARM:-least-outstanding default late-binding}
+policies=${POLICIES:-least-outstanding default late-binding}; warm=${WARM:-least-outstanding default late-binding}
 three=8101,8102,8103; two=8101,8102; three_port=8110; two_port=8120; three_rate=${THREE_RATE:-14}; two_rate=${TWO_RATE:-12.5}
 case $kinds in *three*) all=$three; shares="60 25 15" ;; *) all=$two; shares="60 25" ;; esac
 since() { echo "  $(($(date +%s) - began)) s"; }
+in_turn() {  # round, policies: every round begins with the next one
+  local n=$(($1 % ($# - 1))); shift
+  while [ $n -gt 0 ]; do set -- "${@:2}" "$1"; n=$((n - 1)); done
+  echo $*
+}
 list() {  # name, traffic, router, servers, policy
   for round in $rounds; do
-    case $(($round % 3)) in
-    2) policies="least-outstanding default late-binding" ;;
-    0) policies="late-binding default least-outstanding" ;;
-    *) policies="default least-outstanding late-binding" ;;
-    esac
     for kind in $kinds; do
       port=${kind}_port
-      for policy in $policies; do echo "${kind}_${round}_$policy $kind-$round ${!port} ${!kind} $policy"; done
+      for policy in $(in_turn $round $policies); do echo "${kind}_${round}_$policy $kind-$round ${!port} ${!kind} $policy"; done
     done
   done
   [ -z "$EXTRA" ] && return
@@ -40,6 +41,7 @@ block() {  # name, traffic, router, servers, policy
   since
 }
 backends() { for port in $(echo $1 | tr , ' '); do echo "--backend http://127.0.0.1:$port"; done; }
+neighbours() { for port in $(echo $2 | tr , ' '); do [ $port = $1 ] || echo "--neighbour http://127.0.0.1:$port"; done; }
 traffic() { $python "$here/block_traffic.py" single --trace "$TRACE" --out "$out/$1.jsonl" "${@:2}"; }
 case $1 in
 start)
@@ -69,7 +71,8 @@ predict)
   for kind in $kinds; do
     cp "$out/record-$kind.jsonl" "$out/warm-$kind-record.jsonl"
     for port in $(echo ${!kind} | tr , ' '); do
-      $pointsman calibrate --url http://127.0.0.1:$port --traffic "$out/warm-$kind-record.jsonl" --out "$out/$kind-$port.yaml" 2>&1 &
+      $pointsman calibrate --url http://127.0.0.1:$port --traffic "$out/warm-$kind-record.jsonl" --out "$out/$kind-$port.yaml" \
+        $(neighbours $port ${!kind}) 2>&1 &
     done
   done
   wait; since

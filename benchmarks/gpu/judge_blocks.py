@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("blocks", type=Path, help="folder of the blocks' CSV and JSON files")
     parser.add_argument("kinds", nargs="+", help="how their names begin")
     parser.add_argument("--predicted", type=Path, required=True, help="folder of predicted-KIND.json")
+    parser.add_argument("--rounds", default=None, help="only these, with commas")
     asked = parser.parse_args()
     for kind in asked.kinds:
         said = asked.predicted / f"predicted-{kind}.json"
@@ -59,6 +60,8 @@ def main() -> None:
         reports = []
         for path in sorted(asked.blocks.glob(f"{kind}_*.csv.gz")):
             _, which, policy = path.name.removesuffix(".csv.gz").split("_")
+            if asked.rounds is not None and which not in asked.rounds.split(","):
+                continue
             tables[which, policy] = pl.read_csv(path)
             reports.append(json.loads(path.with_name(path.name.replace(".csv.gz", ".json")).read_text()))
         num_requests, num_failed = (sum(one[name] for one in reports) for name in ("requests", "failed"))

@@ -62,7 +62,7 @@ class Port:
     async def get(self, path: str, body: bytes | None = None) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.number, limit=1 << 24)
         what = b"GET" if body is None else b"POST"
-        head = b"%b %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" % (what, path.encode())
+        head = b"%b %b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" % (what, path.encode())
         writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body or b"") + (body or b""))
         head, _, text = (await reader.read(-1)).partition(b"\r\n\r\n")
         writer.close()
@@ -93,7 +93,7 @@ class Port:
 
     async def _stream(self, body: bytes, name: str, answer: Answer) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.number, limit=1 << 20)
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         head += b"Connection: close\r\nx-request-id: %b\r\n" % name.encode()
         writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         try:

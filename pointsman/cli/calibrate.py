@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from pointsman.cli.options import AsJson
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:
+    from pointsman.live.probing import Facts
     from pointsman.live.traffic import TrafficFit
 
 
@@ -28,6 +30,14 @@ def calibrate(
             "--traffic",
             metavar="FILE",
             help="Recorded requests with their times, instead of probing; with --url, those of that server.",
+        ),
+    ] = None,
+    neighbours: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--neighbour",
+            metavar="URL",
+            help="Another server on the card of --url, once for each: what its steps cost is in --traffic.",
         ),
     ] = None,
     out: Annotated[
@@ -47,7 +57,7 @@ def calibrate(
 
     A server that shares its card or host is slower than a probe of it alone says: calibrate it from traffic
     that all of them served. With --url and --traffic, KV memory is what the server says, nothing is probed,
-    and the file is of the same form.
+    and the file is of the same form. --neighbour names those on the same card, whose steps slow it down.
 
     Example: pointsman calibrate --url http://127.0.0.1:8000 --minutes 3 --out my-server.yaml
     """
@@ -57,13 +67,18 @@ def calibrate(
 
     if url is None and traffic is None:
         raise InputError("--url", url, "this or --traffic is needed", "give one of the two, or both")
+    if neighbours and (url is None or traffic is None):
+        remedy = "give --url, and with --traffic what all of them served"
+        raise InputError(
+            "--neighbour", neighbours[0], "shares the card of a server that is not named", remedy
+        )
     # Opened first: minutes of probing are not lost to a path that cannot be written.
     with nullcontext() if out is None else output_file("--out", out) as file, compilation_announced():
         if traffic is None:
             assert url is not None
             data = _probe(url, minutes, max_streams)
         else:
-            data = _read(traffic) if url is None else _read_one(url, traffic)
+            data = _read(traffic) if url is None else _read_one(url, traffic, neighbours or [])
         if file is not None:
             file.write("# Written by `pointsman calibrate`.\n")
             file.write(yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110))
@@ -125,34 +140,41 @@ def _percents(shares: dict[str, float]) -> str:
     return ", ".join(f"{100 * value:+.1f} % ({name.replace('_', ' ')})" for name, value in shares.items())
 
 
-def _read_one(url: str, path: Path) -> dict[str, Any]:
+def _read_one(url: str, path: Path, neighbours: Sequence[str]) -> dict[str, Any]:
     """What `_probe` gives, from traffic and what the server says about itself."""
-    import polars as pl
-
     from pointsman.live.probing import Server
-    from pointsman.live.traffic import UNDETERMINED, fit_traffic, read_traffic
 
-    table = read_traffic(path)
     server = Server(url)
     facts = asyncio.run(server.facts())
+    return described(server.url, facts, path, [Server(other).url for other in neighbours])
+
+
+def described(url: str, facts: Facts, path: Path, neighbours: Sequence[str]) -> dict[str, Any]:
+    """The description of a server by its traffic; `neighbours` are on its card."""
+    from pointsman.live.traffic import UNDETERMINED, fit_server, read_traffic
+
+    table = read_traffic(path)
     names = table["server"].unique().sort().to_list()
-    if names != ["all"]:
-        table = table.filter(pl.col("server").str.strip_chars_end("/") == server.url)
-        if table.is_empty():
-            problem = f"has no requests of {server.url}, but of {', '.join(names[:4])}"
-            raise InputError("--traffic", str(path), problem, "name one of these with --url")
-    (fit,) = fit_traffic(table, facts.num_blocks, facts.block_size or 16)
+    is_of_one = names == ["all"]
+    for option, name in (("--url", url), *(("--neighbour", other) for other in neighbours)):
+        if name not in names and not (is_of_one and option == "--url"):
+            problem = f"has no requests of {name}, but of {', '.join(names[:4])}"
+            raise InputError("--traffic", str(path), problem, f"name one of these with {option}")
+    name = "all" if is_of_one else url
+    fit = fit_server(table, name, neighbours, facts.num_blocks, facts.block_size or 16)
     calibration = fit.speeds
     undetermined = list(UNDETERMINED)
+    if fit.card is not None and fit.card.doubt is not None:
+        undetermined.insert(0, f"what a neighbour's step costs: {fit.card.doubt}")
     if facts.num_blocks is None or facts.block_size is None:
         undetermined.append("KV memory: /metrics does not tell")
     else:
         calibration["kv_capacity_tokens"] = facts.num_blocks * facts.block_size
     return {
-        "backends": [{"url": server.url, "calibration": calibration}],
+        "backends": [{"url": url, "calibration": calibration}],
         "replica": fit.replica,
         "measured": {
-            "url": server.url,
+            "url": url,
             "model": facts.model,
             "traffic": str(path),
             "servers": [_of_server(fit)],
@@ -172,6 +194,12 @@ def _tell(data: dict[str, Any], out: Path) -> None:
                 f"server {one['server']}, {one['requests']} requests: {1e3 * cost['a']:.2f} ms a step, "
                 f"{1e6 * cost['b']:.1f} µs a prompt token, {1e6 * cost['c']:.1f} µs a stream"
             )
+            if "card" in one["replica"]:
+                error = one["uncertainty"].get("neighbour_step_s", 0.0)
+                say(
+                    f"  {1e3 * one['replica']['neighbour_step_s']:.2f} ms (±{in_percent(error, 0)}) "
+                    "for each step of a neighbour on its card"
+                )
             off = one["off_on_this_traffic"]
             say(f"  simulated, the same requests are off by {_percents(off)}")
     else:

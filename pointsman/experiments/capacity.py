@@ -2,7 +2,8 @@
 
 One replica of each kind gets a long queue at time 0. Its capacity is the rate of completions between the
 20th and the 80th percentile of the run: after the start, before the queue runs dry. The cluster's capacity is
-the sum over its replicas. The result is remembered on disk under a digest of everything it depends on.
+the sum over its replicas; of those on one card, each is taken to make as many steps as the others. The result
+is remembered on disk under a digest of everything it depends on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +58,8 @@ def _saturate(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> fl
     workload = Workload(
         np.zeros(count), prompts, outputs, np.full(count, -1, np.int32), np.arange(count, dtype=np.int64)
     )
-    clusters = Clusters([ClusterSpec(replicas=1)], [[plan]], [workload], [0])
+    alone = replace(plan, costs=plan.costs_beside, num_neighbours=0)
+    clusters = Clusters([ClusterSpec(replicas=1)], [[alone]], [workload], [0])
     run_to_end(clusters, PolicyTables([PolicySpec(kind="round-robin")], max_replicas=1))
     finished = np.sort(clusters.requests[0]["completed_at"])
     first, last = int(START * count), int(END * count)
@@ -84,7 +87,7 @@ def _remembered(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> 
 
 
 def _digest(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> str:
-    costs = plan.costs
+    costs = plan.costs_beside
     digest = hashlib.sha256(kernel_digest(run.__module__).encode())
     digest.update(f"{plan.scheduler!r} {plan.num_blocks} {plan.max_seqs} {plan.slowdown}".encode())
     digest.update(f"{costs.kind} {costs.power!r}".encode())

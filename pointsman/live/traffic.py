@@ -6,11 +6,13 @@ requests that is a linear regression. What a server does beside its steps is fou
 in the simulator. Shapes beyond a line, attention, memory and limits do not show in these times.
 
 Such a fit holds for a server among its neighbours, under the load that was recorded: where servers share a
-card, a host or a power limit, a probe of one of them alone is faster.
+card, a host or a power limit, a probe of one of them alone is faster. What the steps of neighbours on the
+same card cost can be part of the fit (`neighbours.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from pointsman.errors import InputError, no_such_file, reason_of
 from pointsman.live.least_squares import nonnegative
+from pointsman.live.neighbours import fit_beside, pace_beside, refitted, said_beside
 from pointsman.live.replaying import replay
 
 Floats = NDArray[np.float64]
@@ -28,6 +31,7 @@ Floats = NDArray[np.float64]
 MIN_REQUESTS = 100
 MIN_OUTPUT = 8
 NUM_RESAMPLED = 40
+MOST_ERROR = 1 / 3  # of a neighbour's step, as one standard deviation; beyond it is taken to cost nothing
 ENDLESS_BLOCKS = 1_000_000
 CACHED = "num_cached_tokens"
 NAMES = {
@@ -45,6 +49,16 @@ UNDETERMINED = (
 
 
 @dataclass(frozen=True)
+class Card:
+    """What a server shares with others, and what that costs it."""
+
+    name: str
+    neighbour_step_s: float
+    slowdown: float  # how many times as long its steps took beside its neighbours', in all
+    doubt: str | None  # about what a neighbour's step costs
+
+
+@dataclass(frozen=True)
 class TrafficFit:
     server: str
     num_requests: int
@@ -52,17 +66,22 @@ class TrafficFit:
     scheduler: dict[str, Any]
     errors: dict[str, float]  # one standard deviation, as a share
     replayed: dict[str, float]  # how far off means are when the same requests are simulated, as a share
+    card: Card | None = None
 
     @property
     def replica(self) -> dict[str, Any]:
         """The replica, as in `cluster.replicas`."""
-        return {"scheduler": self.scheduler, "cost": {"kind": "linear", **self.cost}}
+        made: dict[str, Any] = {"scheduler": self.scheduler, "cost": {"kind": "linear", **self.cost}}
+        if self.card is not None:
+            made |= {"card": self.card.name, "neighbour_step_s": self.card.neighbour_step_s}
+        return made
 
     @property
     def speeds(self) -> dict[str, Any]:
-        """The server, as in `serve --backends`."""
+        """The server, as in `serve --backends`; its steps as they are beside its neighbours'."""
         names = ("step_floor_s", "prefill_s_per_token", "decode_s_per_token")
-        return {name: value for name, value in zip(names, self.cost.values(), strict=True) if value > 0}
+        cost = _among_neighbours(self.cost, self.card)
+        return {name: value for name, value in zip(names, cost.values(), strict=True) if value > 0}
 
 
 def read_traffic(path: Path) -> pl.DataFrame:
@@ -89,22 +108,59 @@ def read_traffic(path: Path) -> pl.DataFrame:
     if missing:
         problem = f"has no column {', '.join(missing)}: arrivals and lengths alone say nothing about speed"
         raise InputError("--traffic", str(path), problem, "probe the server with --url instead")
-    server = pl.col("server").cast(pl.String) if "server" in table.columns else pl.lit("all")
+    if "held_s" in table.columns:  # by the router, before the server knew of it
+        table = table.with_columns(arrived_at=pl.col("arrived_at") + pl.col("held_s").fill_null(0.0))
+    server = pl.col("server").cast(pl.String).str.strip_chars_end("/")
+    server = server if "server" in table.columns else pl.lit("all")
+    policy = pl.col("policy").fill_null("") if "policy" in table.columns else pl.lit("")
     cached = pl.col(CACHED).cast(pl.Float64).fill_null(0.0) if CACHED in table.columns else pl.lit(0.0)
     times = [pl.col(name).cast(pl.Float64) for name in TIMES]
-    return table.select(*times, computed=pl.col("num_prefill_tokens") - cached, server=server).drop_nulls()
+    computed = pl.col("num_prefill_tokens") - cached
+    return table.select(*times, computed=computed, server=server, policy=policy).drop_nulls()
 
 
-def fit_traffic(table: pl.DataFrame, num_blocks: int | None = None, block_size: int = 16) -> list[TrafficFit]:
-    """Fit one description for each server; KV memory is no limit if nobody says how much there is."""
+def fit_traffic(table: pl.DataFrame) -> list[TrafficFit]:
+    """Fit one description for each server; KV memory is no limit, since nobody says how much there is."""
+    return [fit_server(table, server) for server in table["server"].unique().sort()]
+
+
+def fit_server(
+    table: pl.DataFrame,
+    server: str,
+    neighbours: Sequence[str] = (),
+    num_blocks: int | None = None,
+    block_size: int = 16,
+) -> TrafficFit:
+    """Fit the description of a server; `neighbours` are on its card."""
     memory = {} if num_blocks is None else {"num_blocks": num_blocks, "block_size": block_size}
-    fits = []
-    for (server,), rows in sorted(table.partition_by("server", as_dict=True).items(), key=str):
-        if len(rows) < MIN_REQUESTS:
-            problem = f"has only {len(rows)} requests in it"
-            raise InputError("server in --traffic", server, problem, f"record at least {MIN_REQUESTS}")
-        fits.append(_fit_server(str(server), rows, memory))
-    return fits
+    rows, *others = (table.filter(pl.col("server") == one) for one in (server, *neighbours))
+    if len(rows) < MIN_REQUESTS:
+        problem = f"has only {len(rows)} requests in it"
+        raise InputError("server in --traffic", server, problem, f"record at least {MIN_REQUESTS}")
+    streams, seconds = stream_table(rows)
+    if not neighbours:
+        found, errors = _fit_alone(streams, seconds)
+        return _described(server, rows, found, errors, memory, None)
+    timed = _timed(rows)
+    pace = pace_beside(timed, [_timed(one) for one in others])
+    found = fit_beside(streams, pace, seconds)
+    again = refitted(streams, pace, seconds, timed["first_token_at"].to_numpy())
+    errors = again.std(axis=0) / np.maximum(found, 1e-12)
+    doubt = None
+    if not found[3] or errors[3] > MOST_ERROR:
+        found_ms, spread_ms = 1e3 * found[3], 1e3 * again[:, 3].std()
+        doubt = f"{found_ms:.2f} ms, give or take {spread_ms:.2f} ms; taken as 0, more policies may tell"
+        found, errors = _fit_alone(streams, seconds)
+        found = np.append(found, 0.0)
+    elif len(policies := table["policy"].unique()) == 1 and policies[0]:
+        doubt = f"{policies[0]} alone was recorded, under which it may be far off: record several"
+    slowdown = float(said_beside(streams, pace, found).sum() / (streams @ found[:3]).sum())
+    card = Card(" ".join(sorted((server, *neighbours))), float(found[3]), slowdown, doubt)
+    return _described(server, rows, found[:3], errors, memory, card)
+
+
+def _timed(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(pl.col("num_decode_tokens") >= MIN_OUTPUT)
 
 
 def stream_table(rows: pl.DataFrame) -> tuple[Floats, Floats]:
@@ -123,8 +179,8 @@ def stream_table(rows: pl.DataFrame) -> tuple[Floats, Floats]:
     return table, (last - first)[timed]
 
 
-def _fit_server(server: str, rows: pl.DataFrame, memory: dict[str, int]) -> TrafficFit:
-    table, seconds = stream_table(rows)
+def _fit_alone(table: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """[3] what a step, a prompt token and a stream cost, and one standard deviation of each, as a share."""
     weight = 1.0 / np.maximum(seconds, 1e-3)
 
     def fit(chosen: Any) -> Floats:
@@ -134,19 +190,36 @@ def _fit_server(server: str, rows: pl.DataFrame, memory: dict[str, int]) -> Traf
     found = fit(np.arange(num))
     rng = np.random.default_rng(0)
     again = np.array([fit(rng.integers(0, num, num)) for _ in range(NUM_RESAMPLED)])
-    errors = again.std(axis=0) / np.maximum(found, 1e-12)
+    return found, again.std(axis=0) / np.maximum(found, 1e-12)
+
+
+def _described(
+    server: str,
+    rows: pl.DataFrame,
+    found: Floats,
+    errors: Floats,
+    memory: dict[str, int],
+    card: Card | None,
+) -> TrafficFit:
     cost = dict(zip("abc", map(float, found), strict=True))
     first, last = (rows[name].to_numpy() for name in ("first_token_at", "completed_at"))
     begun_or_ended = np.repeat((1, -1), len(rows))[np.argsort(np.concatenate([first, last]))]
     most_at_once = int(np.cumsum(begun_or_ended).max())
     limits = {"kind": "vllm-v1", "max_num_seqs": 256 if most_at_once < 256 else 1024, **memory}
-    again_s = replay(rows, cost, {"num_blocks": ENDLESS_BLOCKS} | limits)
+    again_s = replay(rows, _among_neighbours(cost, card), {"num_blocks": ENDLESS_BLOCKS} | limits)
     scheduler = limits | {"max_num_batched_tokens": again_s.max_num_batched_tokens} | dict(again_s.times)
+    names = ("a", "b", "c", "neighbour_step_s")[: len(errors)]
     return TrafficFit(
         server,
         len(rows),
         cost,
         scheduler,
-        dict(zip("abc", map(float, errors), strict=True)),
+        dict(zip(names, map(float, errors), strict=True)),
         again_s.errors,
+        card,
     )
+
+
+def _among_neighbours(cost: dict[str, float], card: Card | None) -> dict[str, float]:
+    """As long as steps took while the neighbours made theirs, on average."""
+    return cost if card is None else {name: value * card.slowdown for name, value in cost.items()}

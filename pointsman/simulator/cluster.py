@@ -118,6 +118,7 @@ class Clusters:
                 self._fill_replica(sim, k, plan, cost_index[id(plan.costs)])
                 if are_caching[k]:
                     self._fill_cache(self.replicas[-1][k], plan)
+            self.replicas[-1]["next_on_card"] = _rings(some)
             self._fill_events(sim, spec.events)
             _plan_first_events(sim, self._new(sim, "heap", _heap_size(some, workload), FUTURE), workload)
 
@@ -231,6 +232,7 @@ class Clusters:
         replica.cost = cost
         replica.is_power_limited = plan.costs.power is not None
         replica.slowdown = plan.slowdown
+        replica.neighbour_step_s = plan.neighbour_step_s
         replica.is_alive = replica.is_accepting = 1
         replica.waiting_head = replica.waiting_tail = NOBODY
         replica.next_finish = FAR
@@ -300,6 +302,18 @@ class Clusters:
                 self.signals[-1][ACCEPTING, event.replica] = 0.0
                 sim.router.num_accepting -= 1
             seen.add(event.replica)
+
+
+def _rings(plans: Sequence[ReplicaPlan]) -> list[int]:
+    """[R] the next replica on the card of each; after the last one comes the first."""
+    following = list(range(len(plans)))
+    newest: dict[Any, int] = {}
+    for k, plan in enumerate(plans):
+        if plan.card is not None:
+            last = newest.get(plan.card, k)
+            following[k], following[last] = following[last], k
+            newest[plan.card] = k
+    return following
 
 
 def _is_caching(scheduler: AnyScheduler, workload: Workload) -> bool:

@@ -44,6 +44,7 @@ Floats = NDArray[np.float64]
 LINEAR, TABLE, PROFILE = range(3)
 NUM_COEFFICIENTS = 6
 NUM_GRID_STEPS = 3
+PER_STEP = 0  # index of a in `coefficients`
 PER_PAIR = 4  # index of e in `coefficients`
 SEVERAL_CHUNKS = 5  # index of the factor behind a, b, c, d, e in `coefficients`
 

@@ -217,6 +217,7 @@ def fail(sim, k):
         stage.is_busy = 0
         stage.num_queued = 0
     forget_stage_ends(sim, k)
+    replica.owed_s = 0.0
     outstanding = signals_of(sim.router)[OUTSTANDING, k]
     sim.num_decode_left += int(signals_of(sim.router)[GENERATED_TOKENS, k])
     book_lost_all(sim.router, k)

@@ -30,6 +30,7 @@ from pointsman.simulator.events import (
     kind_of,
     pop_now,
     push_later,
+    replace_first,
     slot_of,
     stage_of,
 )
@@ -147,7 +148,10 @@ def handle_first(sim):
         k = index_of(what)
         stage = stage_of(what)
         replica = replica_at(sim.replicas, k)
-        if replica.num_stages == 1 and sim.ring_size == 0 and is_first_alone(sim):
+        if replica.owed_s > 0.0:
+            replace_first(sim, sim.now + replica.owed_s, what)
+            replica.owed_s = 0.0
+        elif replica.num_stages == 1 and sim.ring_size == 0 and is_first_alone(sim):
             step_alone(sim, k)
         else:
             drop_first(sim)

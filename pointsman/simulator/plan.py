@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from pointsman.errors import InputError
-from pointsman.simulator.cost import AutoCost, CostTables, cost_tables
+from pointsman.simulator.cost import PER_STEP, AutoCost, CostTables, cost_tables
 from pointsman.simulator.hardware import Catalogue, Deployment, kv_capacity_blocks, load_catalogue, vidur_plan
 from pointsman.simulator.measured import find_measured
 from pointsman.simulator.profile import ProfileCost
@@ -34,6 +35,19 @@ class ReplicaPlan:
     num_blocks: int
     max_seqs: int
     slowdown: float
+    card: tuple[str, int] | None = None  # which it shares with all that say the same
+    num_neighbours: int = 0  # on its card
+    neighbour_step_s: float = 0.0
+
+    @property
+    def costs_beside(self) -> CostTables:
+        """What its steps cost if each neighbour on its card makes as many."""
+        extra_s = self.num_neighbours * self.neighbour_step_s
+        if extra_s == 0.0:
+            return self.costs
+        coefficients = self.costs.coefficients.copy()
+        coefficients[PER_STEP] += extra_s
+        return replace(self.costs, coefficients=coefficients)
 
     @property
     def max_held_seqs(self) -> int:
@@ -80,7 +94,7 @@ class ReplicaPlan:
         return difference / CALIBRATION_PREFILL_TOKENS * self.slowdown
 
     def _prefill_s(self, num_tokens: int) -> float:
-        return self.costs.stage_s(num_tokens, pairs=num_tokens**2 / 2, squares=float(num_tokens**2))
+        return self.costs_beside.stage_s(num_tokens, pairs=num_tokens**2 / 2, squares=float(num_tokens**2))
 
     @property
     def decode_s_per_token(self) -> float:
@@ -100,7 +114,7 @@ class ReplicaPlan:
 
     def _decode_s(self, num_decodes: int) -> float:
         context_tokens = num_decodes * CALIBRATION_CONTEXT_TOKENS
-        return self.costs.stage_s(
+        return self.costs_beside.stage_s(
             num_decodes=num_decodes, context_tokens=context_tokens, num_seqs=num_decodes
         )
 
@@ -113,8 +127,13 @@ def plan_replicas(spec: ClusterSpec, base_dir: Path | None = None) -> list[Repli
     catalogue = load_catalogue(catalogue_path)
     plans = []
     for group in spec.groups:
-        plans += [_plan_group(spec, group, catalogue, base_dir)] * group.count
-    return plans
+        plan = _plan_group(spec, group, catalogue, base_dir)
+        cards = [plan.card and (plan.card[0], number) for number in range(group.count)]
+        plans += [plan if card is None else replace(plan, card=card) for card in cards]
+    num_on = Counter(plan.card for plan in plans)
+    return [
+        plan if plan.card is None else replace(plan, num_neighbours=num_on[plan.card] - 1) for plan in plans
+    ]
 
 
 def _plan_group(
@@ -147,6 +166,8 @@ def _plan_group(
         num_blocks=num_blocks,
         max_seqs=max_seqs,
         slowdown=group.slowdown,
+        card=None if group.card is None else (group.card, 0),
+        neighbour_step_s=group.neighbour_step_s or 0.0,
     )
     _check_plan(plan)
     return plan
@@ -194,6 +215,13 @@ def _check_plan(plan: ReplicaPlan) -> None:
             f"orca reserves that much for every sequence, and there are {plan.num_blocks} blocks of memory",
             "lower it or raise num_blocks",
         )
+    if plan.neighbour_step_s > 0.0 and plan.card is None:
+        remedy = "give its group, and those of its neighbours, the name of their `card`"
+        problem = "counts for servers that share a card, and this one shares none"
+        raise InputError("cluster.replicas.neighbour_step_s", plan.neighbour_step_s, problem, remedy)
+    if plan.card is not None and scheduler.pipeline_stages > 1:
+        problem = f"is not simulated with {scheduler.pipeline_stages} pipeline stages"
+        raise InputError("cluster.replicas.card", plan.card[0], problem, "use one stage or leave it out")
     if plan.typical_step_s <= 0.0:
         raise InputError("cluster.cost", "0 s", "a step takes no time", "set one of its coefficients")
 

@@ -230,9 +230,21 @@ def batch_end(sim, k, slot):
 
 
 @kernel
+def hold_up_neighbours(sim, k):
+    """Steps that run on the same card end later, by what this one took of the memory that they share."""
+    j = replica_at(sim.replicas, k).next_on_card
+    while j != k:
+        neighbour = replica_at(sim.replicas, j)
+        if stage_at(neighbour.stages, 0).is_busy:
+            neighbour.owed_s += neighbour.neighbour_step_s * neighbour.slowdown
+        j = neighbour.next_on_card
+
+
+@kernel
 def end_batch(sim, k, slot):
     """Hand out the batch's tokens; True if the router sees a first token or a finish."""
     replica = replica_at(sim.replicas, k)
+    hold_up_neighbours(sim, k)
     batch = batch_at(replica.batches, slot)
     integrate_kv(sim, k)
     batch.is_used = 0

@@ -104,6 +104,15 @@ class ReplicaGroup(Spec):
     cost: CostSpec | None = None
     kv_memory_share: float | None = Field(default=None, gt=0, le=1)
     slowdown: float = Field(default=1.0, gt=0, description="every step takes this many times as long")
+    card: str | None = Field(
+        default=None,
+        description="the first replicas of all groups with this name share one card, so do the second, …",
+    )
+    neighbour_step_s: float | None = Field(
+        default=None,
+        ge=0,
+        description="seconds a step takes longer for each step that ends on the same card meanwhile",
+    )
 
 
 class ClusterEvent(Spec):

@@ -159,6 +159,9 @@ REPLICA = np.dtype(
         ("is_alive", "i4"),
         ("is_accepting", "i4"),
         ("slowdown", "f8"),
+        ("next_on_card", "i4"),  # its neighbours in a ring; itself if it has a card of its own
+        ("neighbour_step_s", "f8"),  # what a step takes longer for each that a neighbour ends meanwhile
+        ("owed_s", "f8"),  # by the step that runs, for steps of neighbours
         ("used_blocks", "i4"),
         ("num_holding", "i4"),  # sequences that hold KV blocks
         ("num_running", "i4"),

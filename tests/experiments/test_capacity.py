@@ -191,3 +191,14 @@ def test_everything_fits_in_one_batch(cache_home: Path) -> None:
         "max_num_batched_tokens": 8192,
     }
     assert capacity_rps(fixed(1, 5), plans_for(scheduler=scheduler)) < 1e9
+
+
+@pytest.mark.usefixtures("cache_home")
+def test_replicas_that_share_a_card_make_fewer_steps() -> None:
+    found = {}
+    for neighbour_step_s in (0.0, A):
+        group = {"card": "one", "neighbour_step_s": neighbour_step_s, "cost": {"kind": "linear", "a": A}}
+        found[neighbour_step_s] = replica_capacities(
+            fixed(10, 10), plan_replicas(make_cluster(replicas=[group, group]))
+        )
+    np.testing.assert_allclose(found[0.0], 2 * np.array(found[A]), rtol=1e-9)

@@ -30,7 +30,7 @@ from pointsman.live.probing import (
     Prober,
     Server,
 )
-from pointsman.live.traffic import fit_traffic, read_traffic
+from pointsman.live.traffic import fit_server, fit_traffic, read_traffic
 from pointsman.live.under_load import timed_answers
 from pointsman.router.replicas.discovery import FileSource
 from pointsman.router.telemetry.recording import Recorder, Speed, new_recording
@@ -393,7 +393,7 @@ def test_recorded_traffic_tells_the_times_beside_the_steps(is_async: bool, tmp_p
     other = mine | {"first_token_at": mine["first_token_at"] + rng.uniform(0, 1, len(run.requests))}
     tables = [pl.DataFrame(one | {"server": name}) for one, name in ((mine, "http://a"), (other, "http://b"))]
     pl.concat(tables).write_ndjson(tmp_path / "traffic.jsonl")
-    fit, _ = fit_traffic(read_traffic(tmp_path / "traffic.jsonl"), 4000)
+    fit = fit_server(read_traffic(tmp_path / "traffic.jsonl"), "http://a", num_blocks=4000)
     assert fit.server == "http://a"
     assert fit.scheduler["async_scheduling"] == is_async
     assert fit.scheduler["api_s"] == pytest.approx(API_S, abs=0.003)

@@ -21,6 +21,7 @@ class Over:
     generates: bool = True
     session_name: str | None = None
     arrived_at: float = 0.0
+    held_s: float = -1.0
     ttft_s: float | None = None
     e2e_s: float = 0.5
     prompt_tokens: int = 7

@@ -67,6 +67,7 @@ class Pick(BookedRequest):
     cached_tokens: int | None = None
     # How it goes.
     num_retries = 0
+    held_s = -1.0
     replica_name = NO_REPLICA
     decided_by = NO_POLICY
     first_byte_at: float | None = None

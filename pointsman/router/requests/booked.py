@@ -31,6 +31,7 @@ class BookedRequest:
         "decided_by",
         "first_byte_at",
         "generates",
+        "held_s",
         "links",
         "num_retries",
         "prompt_tokens",
@@ -47,6 +48,7 @@ class BookedRequest:
     links: bytes  # of its prompt
     prompt_tokens: int
     arrived_at: float
+    held_s: float  # until it was sent to the server that has it; below 0 before that
     replica_name: str
     decided_by: str
     num_retries: int
@@ -69,6 +71,7 @@ class BookedRequest:
 
     def _book(self, replica: Replica, now: float) -> None:
         self._replica, self.replica_name = replica, replica.name
+        self.held_s = now - self.arrived_at
         books = self._proxy.books
         self._ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
         replica.num_outstanding += 1

@@ -98,6 +98,7 @@ class Exchange(BookedRequest):
         self.num_retries = 0
         self.arrived_at = self._moved_at = monotonic()
         # Where it went.
+        self.held_s = -1.0
         self.replica_name = NO_REPLICA
         self.decided_by = NO_POLICY
         self._replica: Replica | None = None

@@ -21,9 +21,9 @@ entry_point = partial(jit.entry_point, keeps_gil=True)
 
 # Columns of a row: its kind, which of `sessions` it has (0: none), the times and numbers of the request, and
 # one that is 0, for the recorder. What is not known is below 0.
-KIND, SESSION, ARRIVED_AT, TTFT_S, E2E_S = range(5)
-PROMPT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS, NUM_LINK_BYTES, SPEED = range(5, 10)
-NUM_COLUMNS = 10
+KIND, SESSION, ARRIVED_AT, HELD_S, TTFT_S, E2E_S = range(6)
+PROMPT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS, NUM_LINK_BYTES, SPEED = range(6, 11)
+NUM_COLUMNS = 11
 MAX_ENDED = 256  # kept until they are counted
 NUM_TOTALS = 4  # seconds to first tokens, seconds to ends, prompt tokens and output tokens
 _ROW_BYTES = 8 * NUM_COLUMNS
@@ -97,6 +97,7 @@ class EndedRequests:
             number,
             session,
             arrived_at,
+            request.held_s,
             -1.0 if first_at is None else first_at - arrived_at,
             now - arrived_at,
             prompt_tokens,

@@ -1,10 +1,11 @@
 """Anonymised traffic, as JSON lines that `simulate`, `compare` and `train` read back as a trace.
 
-Arrival, lengths, the outcome, where it went and how long it took (`calibrate --traffic` reads that), what the
-router took that server's speed to be (where that is not as in the server's line before), and hashes that mean
-nothing outside this file: of the session, and of every block of the prompt (512 bytes of text, about 128
-tokens) with all that is before it, so that a trace shows which prompts begin alike. A request that brought no
-output is written with 1 token, the least a trace can hold; `outcome` tells it apart.
+Arrival, lengths, the outcome, where it went, how long it took and for how much of that the router held it
+(`calibrate --traffic` reads that), what the router took that server's speed to be (where that is not as in
+the server's line before), and hashes that mean nothing outside this file: of the session, and of every block
+of the prompt (512 bytes of text, about 128 tokens) with all that is before it, so that a trace shows which
+prompts begin alike. A request that brought no output is written with 1 token, the least a trace can hold;
+`outcome` tells it apart.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pointsman.router.telemetry.ended import (
     ARRIVED_AT,
     CACHED_TOKENS,
     E2E_S,
+    HELD_S,
     KIND,
     NUM_LINK_BYTES,
     OUTPUT_TOKENS,
@@ -173,6 +175,8 @@ def _lines() -> Lines:
     lines.seconds(TTFT_S)
     lines.text(',"e2e_s":')
     lines.seconds(E2E_S)
+    lines.text(',"held_s":')
+    lines.seconds(HELD_S)
     lines.one_of(SPEED)
     lines.integer_if_known(',"num_cached_tokens":', CACHED_TOKENS)
     lines.hashes(',"block_hashes":[', PROMPT_TOKENS)

@@ -33,6 +33,7 @@ OVER = st.builds(
     generates=st.booleans(),
     session_name=st.sampled_from([None, "one", "other"]),
     arrived_at=SECONDS,
+    held_s=st.just(-1.0) | SECONDS,
     ttft_s=st.none() | SECONDS,
     e2e_s=SECONDS,
     prompt_tokens=st.sampled_from([0, 1, 127, 128, 300, 10**12 - 1]),
@@ -87,6 +88,7 @@ def test_every_recorded_line_is_of_its_own_request(tmp_path_factory: Any, ones: 
     for line, one in zip(lines, (one for one in ones if one.generates), strict=True):
         assert close_to(line["arrived_at"], one.arrived_at)
         assert close_to(line["ttft_s"], one.ttft_s) and close_to(line["e2e_s"], one.e2e_s)
+        assert close_to(line["held_s"], None if one.held_s < 0 else one.held_s)
         assert line["num_prefill_tokens"] == max(1, one.prompt_tokens)
         assert line["num_decode_tokens"] == max(1, one.output_tokens)
         assert (line["outcome"], line["policy"]) == (one.outcome, one.decided_by)

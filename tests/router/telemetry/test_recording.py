@@ -18,7 +18,8 @@ from pointsman.routing.hashing import PromptHasher, siphash
 from pointsman.workload.readers import read_trace
 from pointsman.workload.spec import TraceFile
 from tests.router.ended import Over, ended
-from tests.router.harness import cluster, post, run
+from tests.router.fakes import HOLD
+from tests.router.harness import cluster, post, run, until
 from tests.router.mock import ok, status
 
 SPEED = Speed(0.01, 1e-4, 1e-5, None)
@@ -133,3 +134,25 @@ def test_recorded_traffic_can_be_read_as_a_trace(tmp_path: Path) -> None:
     assert all(after > before for before, after in zip(trace.arrived_at, trace.arrived_at[1:], strict=False))
     with pytest.raises(InputError, match="exists already"):
         new_recording(path)
+
+
+def test_the_time_that_the_router_held_a_request_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+
+    async def scenario() -> None:
+        recorder = Recorder(new_recording(path))
+        async with cluster(ok, recorder=recorder, holding={"recheck_s": 0.05}) as c:
+            await c.ask()
+            c.decider.rule = lambda excluded: HOLD
+            asked = asyncio.create_task(c.ask())
+            await until(lambda: c.router.dispatcher.num_held == 1)
+            await asyncio.sleep(0.3)
+            c.decider.rule = None
+            await asked
+        recorder.close()
+
+    run(scenario)
+    at_once, held = [json.loads(line) for line in path.read_text().splitlines()]
+    assert 0 <= at_once["held_s"] < 0.1
+    assert 0.3 <= held["held_s"] <= held["e2e_s"]
+    assert held["ttft_s"] is None
