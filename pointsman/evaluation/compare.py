@@ -3,8 +3,10 @@
 Common random numbers: for each seed the workload is drawn once, and every policy gets it. What is compared is
 a metric's mean over seeds (so a P99 is the mean of the runs' P99), as a ratio to the baseline's.
 
-A trace is the same for every seed. It is replayed once, and its requests are cut into blocks in the order of
-their arrival, which stand for the seeds; what only a whole run has (rates, preemptions) has no interval then.
+A trace is the same for every seed. Its requests are cut into blocks in the order of their arrival, which
+stand for the seeds; what only a whole run has (rates, preemptions) has no interval then. A short trace is
+replayed several times, with neighbours in other places, and a block's value is the mean of its replays: what a
+replay owes to chance would be most of what an interval shows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from pointsman.evaluation.bootstrap import (
 )
 from pointsman.experiments.metrics import HitsOverTime, hits_over_time, latency, measure_blocks
 from pointsman.experiments.objective import Objective
-from pointsman.experiments.own import num_blocks_of, quietly_prepared, replayed
+from pointsman.experiments.own import num_blocks_of, num_replays_of, quietly_prepared, reordered, replayed
 from pointsman.experiments.setting import Setting, setting_of
 from pointsman.experiments.simulate import Outcome, Prepared, Workers, prepare, simulate_digests
 from pointsman.routing.heuristics import HEURISTICS
@@ -102,7 +104,8 @@ class LatencyHistogram:
 class Comparison:
     """`metrics[policy][name]` [S] and `curves[policy][latency]`, policies in the order asked for.
 
-    S samples: one a seed, or `num_blocks` of the only run, whose own metrics are [1].
+    S samples: one a seed; of a trace one a block, which may be `num_blocks` of the only run (its own metrics
+    are [1]), and each is the mean of `num_replays`.
     """
 
     name: str
@@ -114,6 +117,7 @@ class Comparison:
     metrics: Mapping[str, Mapping[str, NDArray[np.float64]]]
     curves: Mapping[str, Mapping[str, LatencyHistogram]]
     num_blocks: int = 1
+    num_replays: int = 1
     setting: Setting | None = None  # None on real servers, whose capacity nobody knows
     hits: Mapping[str, HitsOverTime] = field(default_factory=dict)  # first sample, by policy; if simulated
 
@@ -227,17 +231,19 @@ def compare(
     first = prepare(configs[0], base_dir)
     specs = choose_policies(policies, baseline, first)
     wanted = _identity(policy_named(baseline, first.config.policy))
-    traces, num_blocks = [replayed(config) for config in configs], 1
-    if traces[0] is not None and all(trace == traces[0] for trace in traces):
-        num_blocks = num_blocks_of(len(first.workload), len(configs))
-        configs = configs[:1]
+    traces, num_blocks, num_replays = [replayed(config) for config in configs], 1, 1
+    if traces[0] is not None:
+        if all(trace == traces[0] for trace in traces):
+            num_blocks = num_blocks_of(len(first.workload), len(configs))
+            configs = configs[:1]
+        num_replays = num_replays_of(len(configs) * len(first.workload))
     metrics: dict[str, dict[str, list[float]]] = {spec.label: {} for spec in specs}
     curves = {spec.label: {curve: LatencyHistogram() for curve in CURVES} for spec in specs}
     hits: dict[str, HitsOverTime] = {}
     spans_s: list[float] = []
     gaps_s: list[float] = []
-    for runs in _batches(configs, specs, first, base_dir):
-        share = len(runs) / (len(configs) * len(specs))
+    for runs in _batches(configs, specs, first, base_dir, num_replays):
+        share = len(runs) / (len(configs) * num_replays * len(specs))
         digest = partial(_digested, num_blocks=num_blocks, first_seed=first.config.seed)
         for run, digested in zip(runs, _run(runs, digest, workers, share, progress), strict=True):
             policy = run.config.policy.label
@@ -250,13 +256,16 @@ def compare(
                 histogram.counts += digested.curves[curve].counts
             if digested.hits is not None:
                 hits.setdefault(policy, digested.hits)  # blocks of a trace share a seed: the first one's
-    _warn_unfinished(name, metrics)
-    tables = {policy: {key: np.array(row) for key, row in table.items()} for policy, table in metrics.items()}
+    tables = {
+        policy: {key: _mean_of_replays(row, len(configs), num_replays) for key, row in table.items()}
+        for policy, table in metrics.items()
+    }
+    _warn_unfinished(name, tables)
     if objective is not None:
         tables = {policy: table | {COST: objective.cost(table)} for policy, table in tables.items()}
     label = next(spec.label for spec in specs if _identity(spec) == wanted)
     if traces[0] is not None and len(configs) > 1:
-        warn_short_blocks(name, spans_s, tables[label])
+        warn_short_blocks(name, spans_s[::num_replays], tables[label])
     return Comparison(
         name,
         what,
@@ -267,6 +276,7 @@ def compare(
         tables,
         curves,
         num_blocks,
+        num_replays,
         setting_of(first, configs, gaps_s, base_dir),
         hits,
     )
@@ -298,18 +308,31 @@ def _samples(outcome: Outcome, config: Config, num_blocks: int) -> dict[str, Seq
     return whole | {metric: values.tolist() for metric, values in blocks.items()}
 
 
+def _mean_of_replays(values: Sequence[float], num_configs: int, num_replays: int) -> NDArray[np.float64]:
+    """[S] from what `_batches` gave, one replay of a seed or block after the other."""
+    replays = np.array(values, np.float64).reshape(num_configs, num_replays, -1)
+    means: NDArray[np.float64] = replays.mean(axis=1).reshape(-1)
+    return means
+
+
 def _batches(
-    configs: Sequence[Config], policies: Sequence[PolicySpec], first: Prepared, base_dir: Path | None
+    configs: Sequence[Config],
+    policies: Sequence[PolicySpec],
+    first: Prepared,
+    base_dir: Path | None,
+    num_replays: int,
 ) -> Iterator[list[Prepared]]:
-    """All runs, seed by seed, in portions of bounded size."""
+    """All runs, seed by seed and each replay by replay, in portions of bounded size."""
     runs: list[Prepared] = []
     for index, config in enumerate(configs):
         prepared = first if index == 0 else quietly_prepared(config, base_dir)
-        for policy in policies:
-            runs.append(replace(prepared, config=prepared.config.model_copy(update={"policy": policy})))
-            if sum(len(run.workload) for run in runs) >= BATCH_REQUESTS:
-                yield runs
-                runs = []
+        for number in range(num_replays):
+            again = reordered(prepared, number)
+            for policy in policies:
+                runs.append(replace(again, config=again.config.model_copy(update={"policy": policy})))
+                if sum(len(run.workload) for run in runs) >= BATCH_REQUESTS:
+                    yield runs
+                    runs = []
     if runs:
         yield runs
 
@@ -326,9 +349,9 @@ def _run(
     return simulate_digests(runs, digest, workers, advance)
 
 
-def _warn_unfinished(name: str, metrics: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    for policy, table in metrics.items():
-        num_unfinished = int(sum(table["num_unfinished"]))
+def _warn_unfinished(name: str, tables: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> None:
+    for policy, table in tables.items():
+        num_unfinished = math.ceil(table["num_unfinished"].sum())
         if num_unfinished:
             text = f"{name}, {policy}: {num_unfinished} requests never finished and count in no latency"
             warnings.warn(PointsmanWarning(text), stacklevel=3)

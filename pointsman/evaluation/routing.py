@@ -62,11 +62,10 @@ class RoutingSelection:
 
     @cached_property
     def _prepared(self) -> list[Prepared]:
-        """Scenario by scenario, block by block; a trace too short for all blocks gives some twice."""
-        prepared = []
+        """Scenario by scenario, block by block."""
+        prepared: list[Prepared] = []
         for name in self.sources:
-            blocks = selection_episodes(find_scenario(name, self.changes), self.num_seeds)
-            prepared += [blocks[k % len(blocks)] for k in range(self.num_seeds)]
+            prepared += selection_episodes(find_scenario(name, self.changes), self.num_seeds)
         return [replace(one, config=one.config.model_copy(update={"slo": self.slo})) for one in prepared]
 
     def measure(self, policy: AnyPolicy) -> dict[str, NDArray[np.float64]]:

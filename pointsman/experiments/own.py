@@ -2,9 +2,11 @@
 
 A configuration file may replay a trace or a recording. Its first part is for training, the next chooses the
 checkpoint, the last is kept for the report (`PARTS`); both of the latter are cut into blocks, which stand for
-the seeds that a trace does not have. An episode of training is a window of the first part at a slightly other
-speed, its requests in a slightly other order, so that a recording of an hour is enough and is not learned by
-heart. Made-up traffic has seeds instead: three kinds that never mix (scenarios.py).
+the seeds that a trace does not have. A replay is chaotic, and two neighbours in other places may change a mean
+by percents; so each block is replayed several times, with neighbours in other places. An episode of training is
+a window of the first part at a slightly other speed, its requests in a slightly other order, so that a
+recording of an hour is enough and is not learned by heart. Made-up traffic has seeds instead: three kinds that
+never mix (scenarios.py).
 
 The events of a file come at the same share of an episode or a block as of the whole run.
 """
@@ -49,6 +51,8 @@ MIN_REQUESTS = 30  # of a trace: each part has as many as it may have blocks
 MIN_BLOCKS = 6  # the fewest that make an interval
 BLOCK_REQUESTS = 500  # at least, if that leaves MIN_BLOCKS
 MAX_SELECTION_REQUESTS = 8_000  # of a block: an evaluation in training must not take long
+MAX_REPLAYS = 8  # of what is judged on
+REPLAYED_REQUESTS = 100_000  # in all replays together, unless one alone has more
 
 
 def replayed(config: Config) -> TraceReplay | None:
@@ -101,19 +105,32 @@ def num_blocks_of(num_requests: int, most: int) -> int:
     return min(most, max(min(MIN_BLOCKS, num_requests), num_requests // BLOCK_REQUESTS))
 
 
+def num_replays_of(num_requests: int) -> int:
+    """How often so many requests of a trace are replayed to judge on."""
+    return max(1, min(MAX_REPLAYS, REPLAYED_REQUESTS // num_requests))
+
+
+def reordered(one: Prepared, number: int) -> Prepared:
+    """The same arrival times; what arrives changes place with its neighbours, in another way for each
+    number. 0 is the order of the trace.
+    """
+    if number == 0:
+        return one
+    places = shuffled_places(len(one.workload), np.random.default_rng([number, 0x0DE5]))
+    workload = replace(take(one.workload, places), arrived_at=one.workload.arrived_at)
+    return replace(one, workload=workload)
+
+
 def selection_episodes(scenario: Scenario, num_seeds: int, overrides: Sequence[str] = ()) -> list[Prepared]:
-    """What a policy in training is judged by."""
-    episodes = []
-    for config in kept_configs(scenario, SELECTION, SELECTION_SEEDS[:num_seeds], overrides):
-        if scenario.path is not None and replayed(config) is None:
-            config = _shortened(config, MAX_SELECTION_REQUESTS)
-        episodes.append(quietly_prepared(config, scenario.folder))
-    return [
-        replace(one, workload=take(one.workload, slice(MAX_SELECTION_REQUESTS)))
-        if replayed(one.config) is not None
-        else one
-        for one in episodes
-    ]
+    """What a policy in training is judged by; a trace of fewer blocks than seeds gives each several times."""
+    configs = kept_configs(scenario, SELECTION, SELECTION_SEEDS[:num_seeds], overrides)
+    if replayed(configs[0]) is None:
+        if scenario.path is not None:
+            configs = [_shortened(config, MAX_SELECTION_REQUESTS) for config in configs]
+        return [quietly_prepared(config, scenario.folder) for config in configs]
+    blocks = [quietly_prepared(config, scenario.folder) for config in configs]
+    blocks = [replace(one, workload=take(one.workload, slice(MAX_SELECTION_REQUESTS))) for one in blocks]
+    return [reordered(blocks[k % len(blocks)], k // len(blocks)) for k in range(num_seeds)]
 
 
 def kept_text(scenario: Scenario, configs: Sequence[Config]) -> str:

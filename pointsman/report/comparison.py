@@ -199,6 +199,7 @@ def _results(one: Comparison) -> dict[str, Any]:
         "what": one.what,
         "setting": vars(one.setting) | {"load": one.setting.load} if one.setting else None,
         "num_blocks": one.num_blocks,
+        "num_replays": one.num_replays,
         "policies": [policy.model_dump(mode="json") for policy in one.policies],
         "configs": [config.model_dump(mode="json", exclude={"policy"}) for config in one.configs],
         "metrics": one.metrics,

@@ -129,6 +129,23 @@ def test_blocks_are_as_many_as_make_sense(tmp_path: Path) -> None:
     assert len(kept_configs(tiny, REPORT, range(16))) == 4
 
 
+def test_a_block_again_has_its_times_and_its_requests_in_other_places(tmp_path: Path) -> None:
+    scenario = find_scenario(str(file_with_trace(tmp_path, 1000)))
+    episodes = [one.workload for one in selection_episodes(scenario, 20)]
+    blocks, again = episodes[:6], episodes[6:12]
+    for block, other in zip(blocks, again, strict=True):
+        assert other.arrived_at.tolist() == block.arrived_at.tolist()
+        assert other.num_prefill_tokens.tolist() != block.num_prefill_tokens.tolist()
+        assert sorted(other.num_prefill_tokens) == block.num_prefill_tokens.tolist()
+        lengths = dict(zip(block.num_prefill_tokens, block.num_decode_tokens, strict=True))
+        assert lengths == dict(zip(other.num_prefill_tokens, other.num_decode_tokens, strict=True))
+    assert len({one.num_prefill_tokens.tobytes() for one in episodes}) == 20, "none is judged on twice"
+
+
+def test_long_traces_are_replayed_less_often() -> None:
+    assert [own.num_replays_of(count) for count in (1, 12_500, 40_000, 10**6)] == [8, 8, 2, 1]
+
+
 def test_too_few_requests_are_not_cut_into_parts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="29 requests are too few to train, to select and to judge on"):
         episode(file_with_trace(tmp_path, 29))
