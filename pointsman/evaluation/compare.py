@@ -5,8 +5,8 @@ a metric's mean over seeds (so a P99 is the mean of the runs' P99), as a ratio t
 
 A trace is the same for every seed. Its requests are cut into blocks in the order of their arrival, which
 stand for the seeds; what only a whole run has (rates, preemptions) has no interval then. A short trace is
-replayed several times, with neighbours in other places, and a block's value is the mean of its replays: what a
-replay owes to chance would be most of what an interval shows.
+replayed several times, with neighbours in other places, and a block's value is the mean of its replays:
+what a replay owes to chance would be most of what an interval shows.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Traffic of one's own: what of it is trained on, what selects, and what is kept for the report.
 
 A configuration file may replay a trace or a recording. Its first part is for training, the next chooses the
-checkpoint, the last is kept for the report (`PARTS`); both of the latter are cut into blocks, which stand for
-the seeds that a trace does not have. A replay is chaotic, and two neighbours in other places may change a mean
-by percents; so each block is replayed several times, with neighbours in other places. An episode of training is
-a window of the first part at a slightly other speed, its requests in a slightly other order, so that a
-recording of an hour is enough and is not learned by heart. Made-up traffic has seeds instead: three kinds that
-never mix (scenarios.py).
+checkpoint, the last is kept for the report (`PARTS`); both of the latter are cut into blocks, which stand
+for the seeds that a trace does not have. A replay is chaotic, and two neighbours in other places may change
+a mean by percents; so each block is replayed several times, with neighbours in other places. An episode of
+training is a window of the first part at a slightly other speed, its requests in a slightly other order, so
+that a recording of an hour is enough and is not learned by heart. Made-up traffic has seeds instead: three
+kinds that never mix (scenarios.py).
 
 The events of a file come at the same share of an episode or a block as of the whole run.
 """
