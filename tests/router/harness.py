@@ -7,6 +7,7 @@ import io
 import json
 import socket
 import ssl
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,10 +34,16 @@ QUIET = {"health_interval_s": 3600, "scrape_interval_s": 3600, "models_interval_
 
 def run(scenario: Scenario, timeout_s: float = 15.0) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(timeout_s):
-            await scenario()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await scenario()
+        except BaseException:
+            # Where warnings are errors, uvloop never closes what a failed scenario has left open.
+            warnings.simplefilter("ignore", ResourceWarning)
+            raise
 
-    uvloop.run(limited())
+    with warnings.catch_warnings():
+        uvloop.run(limited())
 
 
 @dataclass
