@@ -105,7 +105,7 @@ def train(
         typer.Option(
             "--start-from",
             metavar="POLICY",
-            help="Learn on from `default`, a run, a checkpoint.",
+            help="Learn on from `default`, a run, a checkpoint, or the best of several: A,B.",
             autocompletion=trained_names,
         ),
     ] = None,
@@ -139,7 +139,7 @@ def train(
     from pointsman.cli.training_view import view
     from pointsman.experiments.objective import parse_keep
     from pointsman.training import runs
-    from pointsman.training.warm_start import find_policy
+    from pointsman.training.warm_start import find_policy, policies_in
 
     if minutes is not None and steps is not None:
         raise InputError("--steps", steps, "given beside --minutes", "give one of the two")
@@ -165,7 +165,8 @@ def train(
         given = {"seed": seed, "workers": workers, "minutes": minutes, "steps": steps, "objective": objective}
         given |= {"start_from": start_from}
         if start_from is not None:
-            find_policy(start_from, "--start-from")
+            for policy in policies_in(start_from):
+                find_policy(policy, "--start-from")
         refuse_seed(overrides or [], "leave it out; --seed is that of everything random")
         config_file, own = told_apart(config_files or [], scenario or [], suite)
         if live:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -56,6 +56,8 @@ class Problem:
     appraise: Callable[..., Any] | None = None
     # spec -> spec: what a configuration leaves open, and a run decides before it begins.
     settle: Callable[[Any], Any] | None = None
+    # spec, policies to learn on from -> the one to take, and the spec with what comes with it.
+    choose_start: Callable[[Any, Sequence[str]], tuple[str, Any]] | None = None
     # What must be open during a run.
     session: Callable[[Any], AbstractContextManager[None]] = nullcontext
     preset: str | None = None  # what `pointsman train --env` takes
@@ -102,6 +104,18 @@ def settled(section: Mapping[str, Any]) -> dict[str, Any]:
     if settle is None:
         return {**section}
     return {"kind": section["kind"], **settle(env_spec(section)).model_dump(mode="json")}
+
+
+def with_start(section: Mapping[str, Any], policies: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The policy to learn on from, and a settled section `env` with what comes with it."""
+    choose = find_problem(section["kind"]).choose_start
+    if choose is None:
+        if len(policies) > 1:
+            problem = f"are several, and env.kind {section['kind']} does not choose"
+            raise InputError("run.start_from", ", ".join(policies), problem, "name one")
+        return policies[0], {**section}
+    policy, spec = choose(env_spec(section), policies)
+    return policy, {"kind": section["kind"], **spec.model_dump(mode="json")}
 
 
 def make_env(section: Mapping[str, Any], num_envs: int) -> EntityEnv:

@@ -13,6 +13,7 @@ share of illegal actions: compiled decisions take the best of the legal ones, so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -21,14 +22,16 @@ from numpy.typing import NDArray
 
 from pointsman.envs.episodes import RANDOM
 from pointsman.envs.routing import RoutingSpec, slo_of
+from pointsman.errors import InputError
 from pointsman.evaluation.compare import HEADLINES, warn_short_blocks
 from pointsman.experiments.objective import REFERENCE, find_objective
 from pointsman.experiments.own import replayed, selection_episodes
 from pointsman.experiments.scenarios import DEFAULT, find_scenario, short_names
 from pointsman.experiments.simulate import AnyPolicy, Prepared, simulate
-from pointsman.inference.checkpoint import Checkpoint
+from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
 from pointsman.routing.ordering import SMALL_FIRST
 from pointsman.routing.policy import PolicySpec
+from pointsman.spec import parse_spec
 
 BASELINE = "least-outstanding"
 ORDERS = (0.0, 0.2, SMALL_FIRST, 0.6, 0.8, 1.0)  # that `settle` chooses from
@@ -166,3 +169,32 @@ def settle(spec: RoutingSpec) -> RoutingSpec:
     if scores[best] - scores[SMALL_FIRST] < WORTH_IT:
         best = SMALL_FIRST
     return spec.model_copy(update={"hold": spec.hold.model_copy(update={"small_first": best})})
+
+
+def choose_start(spec: RoutingSpec, policies: Sequence[str]) -> tuple[str, RoutingSpec]:
+    """The policy with the best score on what selects, and how late a first token may be under it.
+
+    All are judged as the run would run them: with its order, its limits and its service level.
+    """
+    starts = [(policy, *_start(spec, policy)) for policy in policies]
+    if len(starts) == 1:
+        ((best, _, as_it_runs),) = starts
+    else:
+        evaluate = RoutingSelection(spec)
+        best, _, as_it_runs = max(starts, key=lambda start: evaluate(start[1])["eval_score"])
+    return best, as_it_runs
+
+
+def _start(spec: RoutingSpec, policy: str) -> tuple[Checkpoint, RoutingSpec]:
+    named = parse_spec(PolicySpec, {"kind": policy}, "run.start_from")
+    if named.checkpoint is None:
+        raise InputError("run.start_from", policy, "was not trained", "name `default`, a run or a checkpoint")
+    if named.detour_s is not None:
+        spec = spec.model_copy(update={"detours_s": (named.detour_s,)})
+    rules = {
+        "hold": spec.hold.model_dump(),
+        "detour_s": spec.detours_s[0],
+        "slo": slo_of(spec).model_dump(),
+    }
+    checkpoint = load_checkpoint(named.checkpoint, "run.start_from")
+    return replace(checkpoint, metadata={**checkpoint.metadata, **rules}), spec

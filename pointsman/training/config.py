@@ -22,7 +22,7 @@ from pointsman.training.going_back import GoingBackSpec
 from pointsman.training.ppo import PpoSpec
 from pointsman.training.prices import PriceSpec
 from pointsman.training.safety import SafetySpec
-from pointsman.training.warm_start import WarmStartSpec, find_policy
+from pointsman.training.warm_start import WarmStartSpec, find_policy, policies_in
 
 PRESETS = Path(__file__).parent / "presets"
 SHORTEST_ROLLOUT = 64  # steps
@@ -39,7 +39,8 @@ class RunSpec(Spec):
     )
     start_from: str | None = Field(
         default=None,
-        description="`default`, a run or a checkpoint to learn on from; its network is taken, too",
+        description="`default`, a run or a checkpoint to learn on from; its network is taken, too. Of "
+        "several, `A,B`, a run takes the one with the best score (routing only)",
     )
     seed: int = Field(default=0, ge=0, description="of weights, environments, actions and minibatches")
     workers: int = Field(
@@ -117,7 +118,7 @@ class TrainConfig(Spec):
         start_from = run.get("start_from") if isinstance(run, dict) else None
         if not isinstance(start_from, str) or "network" in data:
             return data
-        return data | {"network": find_policy(start_from).network}
+        return data | {"network": find_policy(policies_in(start_from)[0]).network}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -34,7 +34,7 @@ import torch
 
 from pointsman.diagnosis.live import LogWatch
 from pointsman.errors import InputError
-from pointsman.evaluation.problem import Evaluate, make_env, make_evaluate, session, settled
+from pointsman.evaluation.problem import Evaluate, make_env, make_evaluate, session, settled, with_start
 from pointsman.files import output_dir, replace_file
 from pointsman.inference.checkpoint import Checkpoint, save_checkpoint, space_to_json
 from pointsman.plain import provenance, to_json
@@ -49,6 +49,7 @@ from pointsman.training.safety import Alert
 from pointsman.training.state import TrainerState
 from pointsman.training.stopping import CompileClock, StopSwitch
 from pointsman.training.trainer import Outlook, Trainer, train
+from pointsman.training.warm_start import policies_in
 from pointsman.workers.peers import LostWorkerError
 from pointsman.workers.processes import Launcher, LocalProcesses
 
@@ -103,8 +104,17 @@ def start(
         raise InputError("--out", str(folder), "exists", remedy)
     with output_dir("--out", folder):
         with stop.cuttable():
-            config = with_rollouts(config.model_copy(update={"env": settled(config.env)}))
+            config = with_rollouts(_settled(config))
         return _run(config, folder, None, show, stop, command, launcher)
+
+
+def _settled(config: TrainConfig) -> TrainConfig:
+    """Nothing left open: which order suits the traffic, and which policy to learn on from."""
+    env, run = settled(config.env), config.run
+    if run.start_from is not None:
+        policy, env = with_start(env, policies_in(run.start_from))
+        run = run.model_copy(update={"start_from": policy})
+    return config.model_copy(update={"env": env, "run": run})
 
 
 def resume(

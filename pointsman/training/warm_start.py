@@ -228,6 +228,11 @@ class Classroom:
         )
 
 
+def policies_in(start_from: str) -> list[str]:
+    """`A,B`: each of them; a path may have commas."""
+    return [start_from] if Path(start_from).expanduser().exists() else start_from.split(",")
+
+
 def find_policy(policy: str, where: str = "run.start_from") -> Checkpoint:
     """Load `default`, the best policy of a run directory, or a checkpoint."""
     remedy = "name `default`, a run or a checkpoint"
