@@ -3,7 +3,7 @@
     python benchmarks/gpu/predict_again.py benchmarks/gpu/h200/policies two --warm-up 3 --out two
     python benchmarks/gpu/judge_blocks.py benchmarks/gpu/h200/policies/blocks two --predicted two
 
-Each server is calibrated from the first blocks of the recording as `pointsman calibrate --url URL --traffic
+Each server is calibrated from the first blocks of each recording as `pointsman calibrate --url URL --traffic
 RECORD --neighbour URL ...` would do; how much KV memory it has is read from the description that it got then,
 since it runs no more. Blocks have the requests that were sent. `--alone` leaves the neighbours out.
 """
