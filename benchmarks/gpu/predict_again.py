@@ -3,7 +3,7 @@
     python benchmarks/gpu/predict_again.py benchmarks/gpu/h200/policies two --warm-up 3 --out two
     python benchmarks/gpu/judge_blocks.py benchmarks/gpu/h200/policies/blocks two --predicted two
 
-Each server is calibrated from the first blocks of the recording as `pointsman calibrate --url URL --traffic
+Each server is calibrated from the first blocks of each recording as `pointsman calibrate --url URL --traffic
 RECORD --neighbour URL ...` would do; how much KV memory it has is read from the description that it got then,
 since it runs no more. Blocks have the requests that were sent. `--alone` leaves the neighbours out.
 """
@@ -15,6 +15,7 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +26,26 @@ from pointsman.cli.calibrate import described
 from pointsman.live.probing import Facts
 
 PAUSE_S = 2.5  # between two blocks
+BETWEEN_S = 1000.0  # two recordings
 BASELINE = "least-outstanding"
 MAX_MODEL_TOKENS = 8192  # as in shares.sh
 
 
-def warm_up(recording: Path, num_blocks: int) -> list[str]:
-    """Lines of the first blocks."""
-    lines = gzip.decompress(recording.read_bytes()).decode().splitlines()
-    lines.sort(key=lambda line: json.loads(line)["arrived_at"])
-    kept: list[str] = []
-    last_at = json.loads(lines[0])["arrived_at"]
-    for line in lines:
-        at = json.loads(line)["arrived_at"]
-        num_blocks -= at - last_at > PAUSE_S
-        if num_blocks == 0:
-            break
-        kept.append(line)
-        last_at = at
-    return kept
+def warm_up(recordings: Sequence[Path], num_blocks: int) -> list[str]:
+    """Lines of the first blocks of each recording, one recording after the other."""
+    kept: list[dict[str, Any]] = []
+    for recording in recordings:
+        rows = [json.loads(line) for line in gzip.decompress(recording.read_bytes()).splitlines()]
+        rows.sort(key=lambda row: row["arrived_at"])
+        starts_at = kept[-1]["arrived_at"] + BETWEEN_S if kept else 0.0
+        blocks_left, last_at = num_blocks, rows[0]["arrived_at"]
+        for row in rows:
+            blocks_left -= row["arrived_at"] - last_at > PAUSE_S
+            if blocks_left == 0:
+                break
+            last_at = row["arrived_at"]
+            kept.append(row | {"arrived_at": starts_at + last_at})
+    return [json.dumps(row) for row in kept]
 
 
 def facts(known: dict[str, Any]) -> Facts:
@@ -58,8 +61,10 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("kind", help="how the names of its blocks begin")
-    parser.add_argument("--recording", type=Path, default=None, help="default: FOLDER/record-KIND.jsonl.gz")
-    parser.add_argument("--warm-up", type=int, required=True, help="blocks to calibrate from")
+    parser.add_argument(
+        "--recording", nargs="+", type=Path, default=None, help="default: FOLDER/record-KIND.jsonl.gz"
+    )
+    parser.add_argument("--warm-up", type=int, required=True, help="blocks of each to calibrate from")
     parser.add_argument("--servers", nargs="+", type=Path, default=None, help="default: FOLDER/KIND-*.yaml")
     parser.add_argument(
         "--policies",
@@ -72,9 +77,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of what this writes")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    recording = asked.recording or asked.folder / f"record-{asked.kind}.jsonl.gz"
+    recordings = asked.recording or [asked.folder / f"record-{asked.kind}.jsonl.gz"]
     warm = asked.out / "warm-up.jsonl"
-    warm.write_text("\n".join(warm_up(recording, asked.warm_up)) + "\n")
+    warm.write_text("\n".join(warm_up(recordings, asked.warm_up)) + "\n")
     servers = [
         yaml.safe_load(path.read_text())
         for path in asked.servers or sorted(asked.folder.glob(f"{asked.kind}-*.yaml"))
