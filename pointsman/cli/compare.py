@@ -99,8 +99,9 @@ def compare(
 ) -> None:
     """Compare routing policies on the same arrivals, and say which to use. Without CONFIG: steady-chat.
 
-    A trace is replayed once for each policy; intervals come from blocks of its requests. If a policy was
-    trained or tuned on it, only the last fifth counts, which was kept back for that.
+    A trace is replayed several times for each policy, with neighbours in other places; intervals come from
+    blocks of its requests. If a policy was trained or tuned on it, only the last fifth counts, which was kept
+    back for that.
 
     With --env jobs, schedulers of GPU jobs are compared by their returns; with --env vidur, routing in Vidur.
 

@@ -179,15 +179,15 @@ def situations(
     scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int], policies: Sequence[str]
 ) -> list[Situation]:
     """Each scenario as it is; of a trace that one of the policies learned on, what was kept of it."""
-    from pointsman.experiments.own import PARTS, REPORT, kept_text, replayed, with_part
+    from pointsman.experiments.own import kept_text, replayed, report_configs
 
     learned = {name for policy in policies for name in origin_of(policy).sources}
     found = []
     for one in scenarios:
         configs, what = [one.config(seed, overrides) for seed in seeds], one.what
         if replayed(configs[0]) is not None and str(one.path and one.path.resolve()) in learned:
-            configs = [with_part(config, PARTS[REPORT]) for config in configs]
-            what = kept_text(one, configs[:1])
+            configs = report_configs(one, seeds, overrides)
+            what = kept_text(one, configs[0])
         found.append(Situation(one.name, what, configs, one.folder))
     return found
 
@@ -195,13 +195,13 @@ def situations(
 def kept_situations(
     scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int]
 ) -> list[Situation]:
-    """Return what nothing was trained or selected on: other seeds, or the last part of a trace in blocks."""
-    from pointsman.experiments.own import REPORT, kept_configs, kept_text
+    """Return what nothing was trained or selected on: other seeds, or the last part of a trace."""
+    from pointsman.experiments.own import kept_text, report_configs
 
     return [
-        Situation(one.name, kept_text(one, configs), configs, one.folder)
+        Situation(one.name, kept_text(one, configs[0]), configs, one.folder)
         for one in scenarios
-        for configs in [kept_configs(one, REPORT, seeds, overrides)]
+        for configs in [report_configs(one, seeds, overrides)]
     ]
 
 

@@ -59,7 +59,7 @@ NEED_PREFIXES = (
     "overlap-cost",
 )  # that prompts have in common
 
-MIN_LIFETIMES = 5  # of a block of a trace, in mean end-to-end latencies: then most of it is not filling up
+MIN_LIFETIMES = 5  # that a run lasts, in mean end-to-end latencies: then most of it is not filling up
 
 # Requests simulated at once; bounds the memory of a long comparison (about 110 bytes a request).
 BATCH_REQUESTS = 2_000_000
@@ -264,8 +264,8 @@ def compare(
     if objective is not None:
         tables = {policy: table | {COST: objective.cost(table)} for policy, table in tables.items()}
     label = next(spec.label for spec in specs if _identity(spec) == wanted)
-    if traces[0] is not None and len(configs) > 1:
-        warn_short_blocks(name, spans_s[::num_replays], tables[label])
+    if traces[0] is not None:
+        warn_short_runs(name, spans_s, tables[label])
     return Comparison(
         name,
         what,
@@ -357,15 +357,13 @@ def _warn_unfinished(name: str, tables: Mapping[str, Mapping[str, NDArray[np.flo
             warnings.warn(PointsmanWarning(text), stacklevel=3)
 
 
-def warn_short_blocks(
-    name: str, spans_s: Sequence[float], baseline: Mapping[str, NDArray[np.float64]]
-) -> None:
-    """Each block of a trace begins with an empty cluster, which fills while the first requests are served."""
+def warn_short_runs(name: str, spans_s: Sequence[float], baseline: Mapping[str, NDArray[np.float64]]) -> None:
+    """A run of a trace begins with an empty cluster, which fills while the first requests are served."""
     span_s, e2e_s = float(np.mean(spans_s)), float(np.mean(baseline["e2e_mean_s"]))
     if span_s < MIN_LIFETIMES * e2e_s:
         text = (
-            f"{name}: its {len(spans_s)} blocks last {span_s:.2g} s, a request {e2e_s:.2g} s, and each block "
-            "begins with an empty cluster, so the load looks lighter than it is; use a longer trace"
+            f"{name}: the trace lasts {span_s:.2g} s, a request {e2e_s:.2g} s, and the cluster is empty when "
+            "it begins, so the load looks lighter than it is; use a longer trace"
         )
         warnings.warn(PointsmanWarning(text), stacklevel=3)
 
@@ -380,8 +378,13 @@ def geometric_means(comparisons: Sequence[Comparison], metric: str) -> dict[str,
 def geometric_mean(
     comparisons: Sequence[Comparison], metrics: Sequence[str], policy: str, other: str
 ) -> list[Ratio]:
-    """For each metric, of one policy's ratios to another's."""
-    return mean_ratios([(one.table(policy, metrics), one.table(other, metrics)) for one in comparisons])
+    """For each metric, of one policy's ratios to another's. Of a trace, some have a value for each block, others
+    one.
+    """
+    return [
+        mean_ratios([(one.table(policy, [metric]), one.table(other, [metric])) for one in comparisons])[0]
+        for metric in metrics
+    ]
 
 
 def cost_ratio(comparisons: Sequence[Comparison], objective: Objective, policy: str, other: str) -> Ratio:

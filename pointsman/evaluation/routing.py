@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pointsman.envs.episodes import RANDOM
 from pointsman.envs.routing import RoutingSpec, slo_of
 from pointsman.errors import InputError
-from pointsman.evaluation.compare import HEADLINES, warn_short_blocks
+from pointsman.evaluation.compare import HEADLINES, warn_short_runs
 from pointsman.experiments.objective import REFERENCE, find_objective
 from pointsman.experiments.own import replayed, selection_episodes
 from pointsman.experiments.scenarios import DEFAULT, find_scenario, short_names
@@ -88,11 +88,10 @@ class RoutingSelection:
         tables = {name: self.measure(PolicySpec(kind=name)) for name in names}
         for row, scenario in enumerate(self.scenarios):
             runs = self._prepared[row * self.num_seeds : (row + 1) * self.num_seeds]
-            blocks = {trace.part: one for one in runs if (trace := replayed(one.config)) is not None}
-            if len(blocks) > 1:
-                spans_s = [float(np.ptp(one.workload.arrived_at)) for one in blocks.values()]
+            if replayed(runs[0].config) is not None:
+                spans_s = [float(np.ptp(one.workload.arrived_at)) for one in runs]
                 e2e = {"e2e_mean_s": tables[BASELINE]["e2e_mean_s"][row]}
-                warn_short_blocks(f"{scenario}, selection", spans_s, e2e)
+                warn_short_runs(f"{scenario}, selection", spans_s, e2e)
         return tables
 
     def breaches(self, table: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:

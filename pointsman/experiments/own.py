@@ -1,12 +1,13 @@
 """Traffic of one's own: what of it is trained on, what selects, and what is kept for the report.
 
 A configuration file may replay a trace or a recording. Its first part is for training, the next chooses the
-checkpoint, the last is kept for the report (`PARTS`); both of the latter are cut into blocks, which stand
-for the seeds that a trace does not have. A replay is chaotic, and two neighbours in other places may change
-a mean by percents; so each block is replayed several times, with neighbours in other places. An episode of
-training is a window of the first part at a slightly other speed, its requests in a slightly other order, so
-that a recording of an hour is enough and is not learned by heart. Made-up traffic has seeds instead: three
-kinds that never mix (scenarios.py).
+checkpoint, the last is kept for the report (`PARTS`). Each of the latter is served in one run: runs of short
+blocks would begin with an empty cluster, and look less loaded than they are. A replay is chaotic, and two
+neighbours in other places may change a mean by percents; so a part is replayed several times, with
+neighbours in other places. Blocks of the part for the report stand for the seeds that a trace does not have.
+An episode of training is a window of the first part at a slightly other speed, its requests in a slightly
+other order, so that a recording of an hour is enough and is not learned by heart. Made-up traffic has seeds
+instead: three kinds that never mix (scenarios.py).
 
 The events of a file come at the same share of an episode or a block as of the whole run.
 """
@@ -50,7 +51,7 @@ SHUFFLED_REQUESTS = 32  # neighbours whose places are drawn anew: the mix of a m
 MIN_REQUESTS = 30  # of a trace: each part has as many as it may have blocks
 MIN_BLOCKS = 6  # the fewest that make an interval
 BLOCK_REQUESTS = 500  # at least, if that leaves MIN_BLOCKS
-MAX_SELECTION_REQUESTS = 8_000  # of a block: an evaluation in training must not take long
+MAX_SELECTION_REQUESTS = 8_000  # of a run: an evaluation in training must not take long
 MAX_REPLAYS = 8  # of what is judged on
 REPLAYED_REQUESTS = 100_000  # in all replays together, unless one alone has more
 
@@ -78,26 +79,36 @@ def with_part(config: Config, part: Part) -> Config:
 # Selection and report ---------------------------------------------------------------------------------------
 
 
-def kept_configs(
-    scenario: Scenario, kept: str, seeds: Sequence[int], overrides: Sequence[str] = ()
-) -> list[Config]:
-    """What is kept for `SELECTION` or `REPORT`: a block of the trace for each seed, or its traffic.
+def report_configs(scenario: Scenario, seeds: Sequence[int], overrides: Sequence[str] = ()) -> list[Config]:
+    """What is kept for the report: seeds that nobody has seen; of a trace the last part, the same for each.
 
-    A short trace has fewer blocks than there are seeds.
+    Whoever compares serves it once, and cuts what comes out into blocks.
     """
     configs = [scenario.config(seed, overrides) for seed in seeds]
     if replayed(configs[0]) is None:
         return configs
-    first, last = PARTS[kept]
-    whole = _whole(configs[0], scenario.folder)
-    num_blocks = num_blocks_of(round((last - first) * len(whole.workload)), len(seeds))
-    if num_blocks == 0:
-        _enough(configs[0], scenario.folder)
+    _enough(configs[0], scenario.folder)
+    return [_part_of_run(config, PARTS[REPORT]) for config in configs]
+
+
+def _selection_configs(scenario: Scenario, seeds: Sequence[int], overrides: Sequence[str]) -> list[Config]:
+    """What chooses: seeds; of a trace a part, or if it is a long one some blocks of it, fewer than seeds."""
+    configs = [scenario.config(seed, overrides) for seed in seeds]
+    if replayed(configs[0]) is None:
+        return configs
+    first, last = PARTS[SELECTION]
+    count = _enough(configs[0], scenario.folder)
+    num_requests = round((last - first) * count)
+    num_blocks = min(len(seeds), math.ceil(num_requests / MAX_SELECTION_REQUESTS))
     bounds = np.linspace(first, last, num_blocks + 1).tolist()
     return [
-        _with_events_at(with_part(config, (begin, end)), (end - begin))
+        _part_of_run(config, (begin, end))
         for config, begin, end in zip(configs, bounds[:-1], bounds[1:], strict=False)
     ]
+
+
+def _part_of_run(config: Config, part: Part) -> Config:
+    return _with_events_at(with_part(config, part), part[1] - part[0])
 
 
 def num_blocks_of(num_requests: int, most: int) -> int:
@@ -122,8 +133,8 @@ def reordered(one: Prepared, number: int) -> Prepared:
 
 
 def selection_episodes(scenario: Scenario, num_seeds: int, overrides: Sequence[str] = ()) -> list[Prepared]:
-    """What a policy in training is judged by; a trace of fewer blocks than seeds gives each several times."""
-    configs = kept_configs(scenario, SELECTION, SELECTION_SEEDS[:num_seeds], overrides)
+    """What a policy in training is judged by: a run for each seed, or replays of a trace's part."""
+    configs = _selection_configs(scenario, SELECTION_SEEDS[:num_seeds], overrides)
     if replayed(configs[0]) is None:
         if scenario.path is not None:
             configs = [_shortened(config, MAX_SELECTION_REQUESTS) for config in configs]
@@ -133,14 +144,13 @@ def selection_episodes(scenario: Scenario, num_seeds: int, overrides: Sequence[s
     return [reordered(blocks[k % len(blocks)], k // len(blocks)) for k in range(num_seeds)]
 
 
-def kept_text(scenario: Scenario, configs: Sequence[Config]) -> str:
-    """What these configurations of `kept_configs` are."""
-    trace, last = replayed(configs[0]), replayed(configs[-1])
-    if trace is None or last is None:
+def kept_text(scenario: Scenario, config: Config) -> str:
+    """What a configuration of `report_configs` is."""
+    trace = replayed(config)
+    if trace is None:
         return scenario.what
-    first, end = (f"{100 * share:.3g}" for share in (trace.part[0], last.part[1]))
-    blocks = f"in {len(configs)} blocks" if len(configs) > 1 else "in one piece"
-    return f"{scenario.what}: {first} to {end} % of {trace.path}, kept for the report, {blocks}"
+    first, end = (f"{100 * share:.3g}" for share in trace.part)
+    return f"{scenario.what}: {first} to {end} % of {trace.path}, kept for the report"
 
 
 def parts_text(scenario: Scenario) -> str:

@@ -16,7 +16,7 @@ from pointsman.envs.routing import RoutingSpec
 from pointsman.evaluation.compare import Comparison, compare
 from pointsman.evaluation.problem import env_spec
 from pointsman.evaluation.routing import BASELINE, RIVALS, RoutingSelection
-from pointsman.experiments.own import REPORT, kept_configs, kept_text, replayed
+from pointsman.experiments.own import kept_text, replayed, report_configs
 from pointsman.experiments.scenarios import REPORT_SEEDS, find_scenario
 from pointsman.experiments.simulate import Outcome, prepare, simulate
 from pointsman.report.appraisal import Appraisal
@@ -54,12 +54,12 @@ def appraise(
     comparisons = []
     for name, source in zip(selection.scenarios, selection.sources, strict=True):
         scenario = find_scenario(source, selection.changes)
-        kept = kept_configs(scenario, REPORT, seeds)
+        kept = report_configs(scenario, seeds)
         configs = [config.model_copy(update={"slo": selection.slo}) for config in kept]
         comparisons.append(
             compare(
                 name,
-                kept_text(scenario, configs),
+                kept_text(scenario, configs[0]),
                 configs,
                 [str(run), *AGAINST],
                 BASELINE,
@@ -110,7 +110,7 @@ def _load_section(report: EvaluationReport, folders: Mapping[str, Path | None]) 
         for figure in _load_figures(one, report.policy, folders[one.name])
     ]
     is_traced = replayed(report.comparisons[0].configs[0]) is not None
-    which = "of the first block" if is_traced else f"of seed {report.base.seeds[0]}"
+    which = "those kept for the report" if is_traced else f"those of seed {report.base.seeds[0]}"
     lines = [
         f"Requests sent to each replica and not finished, over time; {report.policy} and {BASELINE} serve "
         f"the same arrivals, {which}. The row “{ROUTER}” counts requests held back."

@@ -158,7 +158,7 @@ def seed_range(seeds: Sequence[int]) -> str:
 
 
 def samples_text(comparisons: Sequence[Comparison]) -> str:
-    """What means are over: `16 seeds (1000–1015)`, `6 blocks of my-traffic.csv, each replayed 8 times`."""
+    """What means are over: `16 seeds (1000–1015)`, `6 blocks of my-traffic.csv (8 replays of each)`."""
     texts = (sample_text(one.configs[0], one.seeds, one.num_samples, one.num_replays) for one in comparisons)
     return listed(list(dict.fromkeys(texts)))
 
@@ -168,7 +168,7 @@ def sample_text(config: Config, seeds: Sequence[int], count: int, num_replays: i
     if trace is not None:
         if count == 1:
             return "one run" if num_replays == 1 else f"one part, replayed {num_replays} times"
-        again = "" if num_replays == 1 else f", each replayed {num_replays} times"
+        again = "" if num_replays == 1 else f" ({num_replays} replays of each)"
         return f"{count} blocks of {Path(trace.path).name}{again}"
     return f"{counted(count, 'seed')} ({seed_range(seeds)})"
 

@@ -177,7 +177,7 @@ def test_intervals_of_a_trace_come_from_blocks_of_it(cli: Cli, tmp_path: Path) -
     assert sum(metrics["ttft_mean_s"]) / 6 == pytest.approx(sum(alone) / 8), "whole runs, cut afterwards"
     assert len(set(alone)) > 1, "another order of neighbours is another run"
     printed = " ".join(cli("compare", config, *THREE).out.split())
-    assert "6 blocks of trace.csv, each replayed 8 times" in printed and "seeds" not in printed
+    assert "6 blocks of trace.csv (8 replays of each)" in printed and "seeds" not in printed
 
 
 def test_the_answer_comes_first(cli: Cli) -> None:

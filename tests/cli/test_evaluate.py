@@ -82,7 +82,7 @@ def test_suites(cli: Cli, policy: Path) -> None:
 
 
 def test_own_configuration(cli: Cli, policy: Path, tmp_path: Path) -> None:
-    config = config_file(tmp_path, *(f"{i},100,5" for i in range(20)))
+    config = config_file(tmp_path, *(f"{i},100,5" for i in range(40)))
     results = cli("evaluate", policy, config, "--seeds", 1, *AGAINST, "--json").json
     assert [one["name"] for one in results["comparisons"]] == ["cluster"]
 

@@ -49,7 +49,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_short_trace_is_judged_at_its_own_load_and_says_that_blocks_are_short(cli: Cli, mine: Path) -> None:
+def test_a_short_trace_is_judged_at_its_own_load_and_said_to_be_short(cli: Cli, mine: Path) -> None:
     """Its first block is the busiest: twice as busy as the servers could bear, and no reason to add some."""
     lines = (mine.parent / "traffic.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -61,7 +61,7 @@ def test_a_short_trace_is_judged_at_its_own_load_and_says_that_blocks_are_short(
     (comparison,) = result.json["comparisons"]
     assert comparison["setting"]["load"] < 1
     assert not any("add servers" in line for line in result.json["verdict"]["details"])
-    assert "warning: mine: its 6 blocks last " in result.err and "use a longer trace" in result.err
+    assert "warning: mine: the trace lasts " in result.err and "use a longer trace" in result.err
     assert any("use a longer trace" in text for text in result.json["warnings"])
 
 
@@ -81,7 +81,7 @@ def test_train_evaluate_explain_and_report_on_one_file(cli: Cli, mine: Path) -> 
     assert judged.status == 0, judged.err
     (one,) = judged.json["comparisons"]
     assert one["name"] == "mine"
-    assert "80 to 100 % of traffic.jsonl, kept for the report, in 6 blocks" in one["what"]
+    assert "80 to 100 % of traffic.jsonl, kept for the report" in one["what"]
     named = cli("evaluate", run, "--scenario", mine, "--against", "least-outstanding", "--json").json
     assert named["comparisons"] == judged.json["comparisons"]
 
@@ -91,7 +91,8 @@ def test_train_evaluate_explain_and_report_on_one_file(cli: Cli, mine: Path) -> 
     assert not [problem for problem in report.json["missing"] if "judgement" in problem]
     assert [one["name"] for one in report.json["results"]["comparisons"]] == ["mine"]
     page = (run / "report.html").read_text()
-    assert "Means over 2 blocks of traffic.jsonl" in page and "the same arrivals, of the first block" in page
+    assert "Means over 2 blocks of traffic.jsonl (8 replays of each)" in page
+    assert "the same arrivals, those kept for the report" in page
 
 
 def test_a_mix_of_files_and_scenarios(cli: Cli, mine: Path) -> None:
@@ -201,4 +202,5 @@ def test_traffic_of_ones_own_learns_on_from_default() -> None:
     assert own_preset("generalist", ["mine.yaml"], []) == "generalist"
     assert own_preset(None, ["steady-chat"], []) is None
     config = load_train_config("own")
-    assert config.run.start_from == "default" and config.warm_start is None
+    assert config.run.start_from is not None and config.warm_start is None
+    assert config.run.start_from.startswith("default,default-mean")

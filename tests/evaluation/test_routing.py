@@ -26,13 +26,11 @@ def selection(**evaluation: object) -> RoutingSelection:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """400 requests of each scenario; an order needs some more to show."""
-    whole = own.kept_configs
+    whole = own._selection_configs
     monkeypatch.setattr(
         own,
-        "kept_configs",
-        lambda scenario, kept, seeds, overrides: whole(
-            scenario, kept, seeds, [*overrides, "workload.requests=400"]
-        ),
+        "_selection_configs",
+        lambda scenario, seeds, overrides: whole(scenario, seeds, [*overrides, "workload.requests=400"]),
     )
 
 
@@ -87,7 +85,7 @@ def test_the_order_that_is_left_open_is_what_serves_the_traffic_best(monkeypatch
     assert settled_on("steady-code", small_first=0.0) == 0.0
 
 
-def test_blocks_too_short_to_judge_by_are_told_before_training(
+def test_traces_too_short_to_judge_by_are_told_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()  # the whole trace
@@ -96,5 +94,5 @@ def test_blocks_too_short_to_judge_by_are_told_before_training(
     path = tmp_path / "mine.yaml"
     path.write_text("workload: {trace: trace.csv}\ncluster: {replicas: 2, device: A100-80}\n")
     judge = RoutingSelection(parse_spec(RoutingSpec, {"scenarios": [str(path)]}, "env"))
-    with pytest.warns(PointsmanWarning, match="mine, selection: its 4 blocks last 0.9 s, a request"):
+    with pytest.warns(PointsmanWarning, match="mine, selection: the trace lasts 3.9 s, a request"):
         judge.baselines  # noqa: B018

@@ -12,10 +12,9 @@ from pointsman.experiments import own
 from pointsman.experiments.own import (
     PARTS,
     REPORT,
-    SELECTION,
-    kept_configs,
     kept_text,
     parts_text,
+    report_configs,
     selection_episodes,
     training_episode,
     window,
@@ -57,8 +56,9 @@ def test_training_selection_and_report_share_no_request(tmp_path: Path) -> None:
     scenario = find_scenario(str(path))
     trained = set().union(*(prompts(episode(path, seed).workload) for seed in range(40)))
     selected = set().union(*(prompts(one.workload) for one in selection_episodes(scenario, 8)))
-    configs = kept_configs(scenario, REPORT, REPORT_SEEDS[:8])
-    reported = set().union(*(prompts(prepare(config, tmp_path).workload) for config in configs))
+    (config, *same) = report_configs(scenario, REPORT_SEEDS[:8])
+    reported = prompts(prepare(config, tmp_path).workload)
+    assert all(other == config.model_copy(update={"seed": other.seed}) for other in same)
     assert trained == set(range(1, 601))
     assert selected == set(range(601, 801))
     assert reported == set(range(801, 1001))
@@ -108,8 +108,8 @@ def test_cluster_slo_and_events_are_those_of_the_file(tmp_path: Path) -> None:
     window_s = float(one.workload.arrived_at[-1])
     times = [event.at_s / window_s for event in one.config.cluster.events]
     assert times == pytest.approx([110 / 297.9, 220 / 297.9], rel=1e-3)
-    block = kept_configs(find_scenario(str(path)), REPORT, range(1000, 1006))[2]
-    assert 0 < block.cluster.events[0].at_s < 110 / 20
+    kept = report_configs(find_scenario(str(path)), range(1000, 1006))[0]
+    assert kept.cluster.events[0].at_s == pytest.approx(110 / 5)
 
 
 def test_rates_that_change_with_time_are_entered_anywhere(tmp_path: Path) -> None:
@@ -118,21 +118,30 @@ def test_rates_that_change_with_time_are_entered_anywhere(tmp_path: Path) -> Non
     assert max(spans) > 2 * min(spans)
 
 
-def test_blocks_are_as_many_as_make_sense(tmp_path: Path) -> None:
+def test_a_part_is_served_in_one_run_unless_it_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scenario = find_scenario(str(file_with_trace(tmp_path, 1000)))
-    assert len(kept_configs(scenario, SELECTION, range(16))) == 6
-    assert len(kept_configs(scenario, SELECTION, range(3))) == 3
-    configs = kept_configs(scenario, REPORT, range(1000, 1016))
-    assert [config.seed for config in configs] == list(range(1000, 1006))
-    assert kept_text(scenario, configs).endswith("80 to 100 % of trace.csv, kept for the report, in 6 blocks")
-    tiny = find_scenario(str(file_with_trace(tmp_path, 20)))
-    assert len(kept_configs(tiny, REPORT, range(16))) == 4
+    configs = report_configs(scenario, range(1000, 1016))
+    assert [config.seed for config in configs] == list(range(1000, 1016))
+    assert kept_text(scenario, configs[0]).endswith("80 to 100 % of trace.csv, kept for the report")
+    assert {len(one.workload) for one in selection_episodes(scenario, 5)} == {200}
+    monkeypatch.setattr(own, "MAX_SELECTION_REQUESTS", 80)
+    assert [len(one.workload) for one in selection_episodes(scenario, 5)] == [67, 66, 67, 67, 66]
+    assert {len(one.workload) for one in selection_episodes(scenario, 2)} == {80}
 
 
-def test_a_block_again_has_its_times_and_its_requests_in_other_places(tmp_path: Path) -> None:
+def test_blocks_are_as_many_as_make_sense() -> None:
+    assert [own.num_blocks_of(count, 16) for count in (4, 200, 3000, 4000, 10**6)] == [4, 6, 6, 8, 16]
+
+
+def test_a_part_again_has_its_times_and_its_requests_in_other_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own, "MAX_SELECTION_REQUESTS", 40)
     scenario = find_scenario(str(file_with_trace(tmp_path, 1000)))
     episodes = [one.workload for one in selection_episodes(scenario, 20)]
-    blocks, again = episodes[:6], episodes[6:12]
+    blocks, again = episodes[:5], episodes[5:10]
     for block, other in zip(blocks, again, strict=True):
         assert other.arrived_at.tolist() == block.arrived_at.tolist()
         assert other.num_prefill_tokens.tolist() != block.num_prefill_tokens.tolist()
@@ -171,8 +180,8 @@ def test_a_trace_comes_in_a_file_of_its_own(tmp_path: Path) -> None:
 def test_a_part_of_a_repeated_and_cut_trace_is_a_part_of_what_is_replayed(tmp_path: Path) -> None:
     path = file_with_trace(tmp_path)
     overrides = ["workload.requests=500", "workload.trace.repeat=0"]
-    configs = kept_configs(find_scenario(str(path)), REPORT, range(1000, 1004), overrides)
-    lengths = set().union(*(prompts(prepare(config, tmp_path).workload) for config in configs))
+    config = report_configs(find_scenario(str(path)), range(1000, 1004), overrides)[0]
+    lengths = prompts(prepare(config, tmp_path).workload)
     assert lengths == set(range(401, 501))
 
 
