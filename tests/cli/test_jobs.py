@@ -233,3 +233,10 @@ def test_routing_does_not_learn_on_from_a_policy_for_jobs(cli: Cli, run: Path, t
         "error: run.start_from = 'a network that sees duration, priority, gpus, …': was trained for another"
     )
     assert result.err.splitlines()[-1].startswith(problem)
+
+
+def test_schedulers_of_jobs_learn_on_from_one_policy(cli: Cli, run: Path, tmp_path: Path) -> None:
+    both = f"{run},{run}"
+    result = cli("train", "--env", "jobs", "--start-from", both, "--steps", 10, "--out", tmp_path / "mine")
+    assert result.status == 2
+    assert result.err.splitlines()[-1].endswith("are several, and env.kind jobs does not choose; name one")

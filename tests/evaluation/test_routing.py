@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pointsman.envs.routing import HoldRule, RoutingEvaluationSpec, RoutingSpec
-from pointsman.errors import PointsmanWarning
-from pointsman.evaluation.routing import SHOWN, RoutingSelection, settle
+from pointsman.errors import InputError, PointsmanWarning
+from pointsman.evaluation.routing import SHOWN, RoutingSelection, choose_start, settle
 from pointsman.experiments import own
 from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.routing.ordering import SMALL_FIRST
@@ -96,3 +96,26 @@ def test_traces_too_short_to_judge_by_are_told_before_training(
     judge = RoutingSelection(parse_spec(RoutingSpec, {"scenarios": [str(path)]}, "env"))
     with pytest.warns(PointsmanWarning, match="mine, selection: the trace lasts 3.9 s, a request"):
         judge.baselines  # noqa: B018
+
+
+def chosen(policies: list[str], **fields: object) -> tuple[str, tuple[float | None, ...]]:
+    fields = {"scenarios": ["mixed"], "evaluation": {"seeds": 2}, **fields}
+    start, spec = choose_start(parse_spec(RoutingSpec, fields, "env"), policies)
+    return start, spec.detours_s
+
+
+def test_a_run_learns_on_from_what_serves_its_objective_best() -> None:
+    assert chosen(["default", "default-mean"], objective="mean")[0] == "default-mean"
+    assert chosen(["default-mean", "default"], objective="tail")[0] == "default"
+
+
+def test_a_start_brings_its_limit_on_a_late_first_token() -> None:
+    limited = "default-mean:0.3s"
+    assert chosen([limited]) == (limited, (0.3,))
+    assert chosen(["default"]) == ("default", (None,))
+    assert chosen(["default", limited], objective="mean") == (limited, (0.3,))
+
+
+def test_only_what_learned_can_be_learned_on_from() -> None:
+    with pytest.raises(InputError, match=r"run\.start_from = 'late-binding': was not trained"):
+        chosen(["default", "late-binding"])
