@@ -214,6 +214,45 @@ def test_tokens_of_a_stream_are_booked_as_they_pass() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("request_id", ["r-17", "not an id"])
+def test_picker_and_router_know_the_same_of_a_request(request_id: str) -> None:
+    known = (
+        "model",
+        "priority",
+        "session",
+        "session_name",
+        "generates",
+        "prompt_tokens",
+        "max_tokens",
+        "links",
+    )
+    body = BODY | {"max_tokens": 7, "user": "somebody", "model": "m"}
+    headers = {"x-pointsman-priority": "High", "x-request-id": request_id}
+
+    async def scenario() -> None:
+        async with gateway() as g:
+            submitted: list[Any] = []
+            submit = g.cluster.router.dispatcher.submit
+            g.cluster.router.dispatcher.submit = lambda one: (submitted.append(one), submit(one))[1]  # type: ignore[method-assign]
+            envoy = g.envoy()
+            await envoy.ask(json.dumps(body).encode(), headers)
+            await envoy.picked()
+            await envoy.answer(is_end=True)
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            assert (await g.cluster.ask(post(body, headers=lines))).status == 200
+            picked, routed = submitted
+            assert {name: getattr(picked, name) for name in known} == {
+                name: getattr(routed, name) for name in known
+            }
+            assert (picked.priority, picked.max_tokens, picked.session_name) == (0, 7, "somebody")
+            assert picked.links
+            for one in submitted:
+                assert (one.request_id == request_id) == (request_id == "r-17")
+                assert " " not in one.request_id
+
+    run(scenario)
+
+
 def test_only_the_subset_is_picked_from() -> None:
     async def scenario() -> None:
         async with gateway() as g:
