@@ -154,8 +154,8 @@ class Gateway:
 @asynccontextmanager
 async def gateway(count: int = 3, **options: Any) -> AsyncIterator[Gateway]:
     async with cluster(*[ok] * count, **options) as c:
-        picker = Picker(c.router, "127.0.0.1", 0)
-        port = await picker.start()
+        picker = Picker(c.router)
+        port = await picker.start("127.0.0.1", 0)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             try:
                 yield Gateway(c, channel)
@@ -465,10 +465,10 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
             writer.close()
             await until(lambda: not serving.proxy.active)
             (served,) = [k for k, mock in enumerate(servers) if mock.heard]
-            picker = Picker(picking, "127.0.0.1", 0)
+            picker = Picker(picking)
             stack.push_async_callback(picker.close)
             stack.callback(picker.stop)
-            target = f"127.0.0.1:{await picker.start()}"
+            target = f"127.0.0.1:{await picker.start('127.0.0.1', 0)}"
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(target))
             c = Cluster(picking, None, None, servers, 0, io.StringIO())  # type: ignore[arg-type]
             assert picking.books.prefixes is not None
