@@ -78,9 +78,18 @@ class Port:
                 found[name] = float(value)
         return found
 
+    async def find_model(self) -> None:
+        """Ask for the model until there is one: a router lists none before its servers have answered it."""
+        began_at = time.perf_counter()
+        while not self.model:
+            try:
+                self.model = json.loads(await self.get("/v1/models"))["data"][0]["id"]
+            except (OSError, RuntimeError, ValueError, LookupError):
+                if time.perf_counter() - began_at > PATIENCE_S:
+                    raise SystemExit(f"{self.number} lists no model") from None
+                await asyncio.sleep(0.2)
+
     async def ask(self, ids: Sequence[int], num_output: int, name: str) -> Answer:
-        if not self.model:
-            self.model = json.loads(await self.get("/v1/models"))["data"][0]["id"]
         asked = {"model": self.model, "prompt": ids, "max_tokens": num_output, "ignore_eos": True}
         asked |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
         body = json.dumps(asked).encode()
@@ -152,6 +161,7 @@ async def block(asked: argparse.Namespace) -> None:
     router, admin = Port(asked.router), Port(asked.admin)
     servers = [Port(int(port)) for port in asked.servers.split(",")]
     await drained(servers)
+    await router.find_model()
     await admin.get("/admin/policy", json.dumps({"policy": asked.policy}).encode())
     before = [await one.counters() for one in (router, *servers)]
     began_at, tasks = time.perf_counter() + 0.3, []
@@ -253,6 +263,8 @@ async def busy(asked: argparse.Namespace) -> None:
             share = 1.0
 
     servers = [Port(int(port)) for port in asked.servers.split(",")]
+    for server in servers:
+        await server.find_model()
     tasks = [
         asyncio.create_task(loop(server, number)) for server in servers for number in range(asked.streams)
     ]

@@ -143,7 +143,9 @@ def _percents(shares: dict[str, float]) -> str:
 def _read_one(url: str, path: Path, neighbours: Sequence[str]) -> dict[str, Any]:
     """What `_probe` gives, from traffic and what the server says about itself."""
     from pointsman.live.probing import Server
+    from pointsman.live.traffic import read_traffic
 
+    read_traffic(path)  # what is wrong with it is said before the server is asked
     server = Server(url)
     facts = asyncio.run(server.facts())
     return described(server.url, facts, path, [Server(other).url for other in neighbours])

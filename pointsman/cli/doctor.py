@@ -11,8 +11,7 @@ import typer
 from pointsman.cli.console import print_json, stdout
 from pointsman.cli.lists import plain_table
 from pointsman.cli.options import AsJson, policies_option
-from pointsman.cli.serve import server_source
-from pointsman.cli.serving_options import BackendCa, BackendUrls, KubernetesService
+from pointsman.cli.serving_options import BackendCa, BackendUrls, KubernetesService, server_source
 from pointsman.errors import InputError
 
 if TYPE_CHECKING:

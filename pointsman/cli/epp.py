@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pointsman.cli.console import compilation_announced, say
-from pointsman.cli.serve import print_settings, server_source, serving_settings, store_address
 from pointsman.cli.serving_options import (
     AdminHost,
+    AdminKeys,
     AdminPort,
+    BackendCa,
     BackendsFile,
     BackendUrls,
     DnsName,
@@ -26,12 +26,14 @@ from pointsman.cli.serving_options import (
     Share,
     ShareCa,
     ShownSettings,
+    TlsCert,
     TlsKey,
-    check_policies,
-    check_ports,
-    check_servers,
+    checked_options,
+    print_settings,
+    server_source,
+    serving_settings,
+    store_address,
 )
-from pointsman.errors import InputError
 
 
 def epp(
@@ -52,15 +54,10 @@ def epp(
     ] = 9090,
     admin_host: AdminHost = "127.0.0.1",
     admin_port: AdminPort = 8081,
-    admin_keys: Annotated[
-        Path | None,
-        typer.Option("--admin-keys", metavar="FILE", help="Keys of the admin API; or $POINTSMAN_ADMIN_KEYS."),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option("--tls-cert", metavar="FILE", help="Speak gRPC over TLS with this certificate (PEM)."),
-    ] = None,
+    admin_keys: AdminKeys = None,
+    tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    backend_ca: BackendCa = None,
     shadow: Shadow = None,
     record: RecordFile = None,
     share: Share = None,
@@ -77,42 +74,27 @@ def epp(
 
     Example: pointsman epp --policy default --backend http://10.0.0.1:8000 --backend http://10.0.0.2:8000
     """
-    import os
-
     import hpack  # noqa: F401  # says at the start if it is missing
     import uvloop
 
-    from pointsman.router.http.tls import client_side_tls
-    from pointsman.router.keys import BACKEND_KEY
-    from pointsman.router.main import Options, PickerPort, serve_forever
+    from pointsman.router.main import serve_forever
     from pointsman.router.ports import Ports
 
     parsed = serving_settings(overrides or [])
     if settings:
         print_settings(parsed)
         return
-    hosted = {"--port": (host, port), "--metrics-port": (host, metrics_port)}
-    check_ports({**hosted, "--admin-port": (admin_host, admin_port)})
-    check_servers(backend or [])
-    check_policies(policy, shadow)
-    client_side_tls(tls_cert, tls_key)  # says what is wrong with the files
-    options = Options(
-        backends=backend or [],
+    options = checked_options(
+        parsed,
+        Ports(host, port, admin_host, admin_port, None, admin_keys, tls_cert, tls_key, metrics_port),
+        backend=backend or [],
         source=server_source(backends, dns, kubernetes),
+        backend_ca=backend_ca,
         policy=policy,
         shadow=shadow,
-        ports=Ports(host, metrics_port, admin_host, admin_port, None, admin_keys),
-        backend_key=os.environ.get(BACKEND_KEY),
-        backend_ca=None,
         record=record,
-        logs_requests=not is_quiet,
-        settings=parsed,
         share=store_address(share, share_ca),
-        picker=PickerPort(host, port, (tls_cert, tls_key) if tls_cert is not None else None),
+        is_quiet=is_quiet,
     )
-    if not options.backends and options.source is None:
-        raise InputError(
-            "--backend", None, "no server is named", "give --backend, --backends, --dns or --kubernetes"
-        )
     with compilation_announced():
         uvloop.run(serve_forever(options, say, sys.stderr))

@@ -1,15 +1,23 @@
-"""Options that the commands in front of servers share: `serve`, `epp` and `doctor`."""
+"""Options that `serve`, `epp` and `doctor` share, and what is made of them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pointsman.cli.options import check_port, policies_option
 from pointsman.errors import InputError
+
+if TYPE_CHECKING:
+    from pointsman.router.config import Settings
+    from pointsman.router.main import Options
+    from pointsman.router.ports import Ports
+    from pointsman.router.replicas.discovery import Source
+    from pointsman.router.store.address import StoreAddress
 
 BackendUrls = Annotated[
     list[str] | None, typer.Option("--backend", metavar="URL", help="A server; repeat it.")
@@ -42,6 +50,18 @@ AdminHost = Annotated[
 ]
 AdminPort = Annotated[
     int, typer.Option("--admin-port", metavar="PORT", help="Their port; 0 takes any free one.")
+]
+AdminKeys = Annotated[
+    Path | None,
+    typer.Option(
+        "--admin-keys",
+        metavar="FILE",
+        help="Keys of the admin API, one per line; or $POINTSMAN_ADMIN_KEYS.",
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", metavar="FILE", help="Speak TLS with this certificate chain (PEM)."),
 ]
 TlsKey = Annotated[
     Path | None,
@@ -125,3 +145,98 @@ def check_policies(policy: str, shadow: str | None) -> None:
                 load_checkpoint(spec.checkpoint, option)
         except InputError as error:
             raise InputError(option, error.value, error.problem, error.remedy) from None
+
+
+def checked_options(
+    settings: Settings,
+    ports: Ports,
+    *,
+    backend: Sequence[str],
+    source: Source | None,
+    backend_ca: Path | None,
+    policy: str,
+    shadow: str | None,
+    record: Path | None,
+    share: StoreAddress | None,
+    is_quiet: bool,
+) -> Options:
+    """Put together what a router or a picker runs with. Raises InputError, by the option that is wrong."""
+    from pointsman.router.http.tls import server_side_tls
+    from pointsman.router.keys import BACKEND_KEY
+    from pointsman.router.main import Options
+
+    check_ports(ports.by_option)
+    check_servers(backend)
+    check_policies(policy, shadow)
+    if backend_ca is not None:
+        server_side_tls(backend_ca)
+    if not backend and source is None:
+        raise InputError(
+            "--backend", None, "no server is named", "give --backend, --backends, --dns or --kubernetes"
+        )
+    return Options(
+        backends=backend,
+        source=source,
+        policy=policy,
+        shadow=shadow,
+        ports=ports,
+        backend_key=os.environ.get(BACKEND_KEY),
+        backend_ca=backend_ca,
+        record=record,
+        logs_requests=not is_quiet,
+        settings=settings,
+        share=share,
+    )
+
+
+def serving_settings(overrides: list[str]) -> Settings:
+    from pointsman.router.config import Settings
+    from pointsman.spec import apply_override, parse_spec
+
+    data: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(data, override, "holding.max_held=200")
+    return parse_spec(Settings, data)
+
+
+def store_address(share: str | None, ca: Path | None) -> StoreAddress | None:
+    from pointsman.router.store.address import parse_store
+
+    if share is None:
+        return None
+    import redis  # noqa: F401  # says at the start if it is missing
+
+    return parse_store(share, ca)
+
+
+def server_source(file: Path | None, dns: str | None, kubernetes: str | None) -> Source | None:
+    from pointsman.router.replicas.discovery import DnsSource, FileSource, KubernetesSource
+
+    given = [
+        name for name, value in (("--backends", file), ("--dns", dns), ("--kubernetes", kubernetes)) if value
+    ]
+    if len(given) > 1:
+        raise InputError(
+            given[1], file or dns or kubernetes, f"given beside {given[0]}", "name one of the two"
+        )
+    if file is not None:
+        return FileSource(file)
+    if dns is not None:
+        return DnsSource(dns)
+    return KubernetesSource(kubernetes) if kubernetes is not None else None
+
+
+def print_settings(settings: Settings) -> None:
+    from pointsman.cli.console import stdout
+    from pointsman.cli.lists import plain_table
+    from pointsman.spec import Spec
+
+    table = plain_table("setting", "value", "what")
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if isinstance(value, Spec):
+            for inner, inner_field in type(value).model_fields.items():
+                table.add_row(f"{name}.{inner}", str(getattr(value, inner)), inner_field.description)
+        else:
+            table.add_row(name, str(value), field.description)
+    stdout().print(table)

@@ -41,15 +41,6 @@ _INFORMED_S = 5.0
 
 
 @dataclass(frozen=True)
-class PickerPort:
-    """Where Envoy asks; the port for clients then shows the state of the picker, and carries nothing."""
-
-    host: str
-    port: int
-    tls: tuple[Path, Path | None] | None = None  # files of the certificate and its key
-
-
-@dataclass(frozen=True)
 class Options:
     backends: Sequence[str]
     source: Source | None
@@ -62,7 +53,6 @@ class Options:
     logs_requests: bool
     settings: Settings
     share: StoreAddress | None = None
-    picker: PickerPort | None = None
 
 
 def live_books(
@@ -94,7 +84,7 @@ async def serve_forever(
     `seat`: this process is one of several.
     """
     settings = options.settings
-    public, private = options.ports.check()
+    public, private, envoy = options.ports.check()
     leads = seat is None or seat.leads
     books, deciders = live_books(settings, seat, options.share is not None)
     recorder = _recorder(options, seat)
@@ -124,11 +114,17 @@ async def serve_forever(
     link = store_link(options.share, router) if options.share is not None and leads else None
     with _can_listen("--admin-port", private):
         await control.start()
-    with _can_listen("--port" if options.picker is None else "--metrics-port", public):
+    with _can_listen("--port" if envoy is None else "--metrics-port", public):
         port = public.port if seat is None else seat.port
-        service = StatusOnly(router.proxy) if options.picker is not None else None
+        service = StatusOnly(router.proxy) if envoy is not None else None
         port = await router.start(public.host, port, seat is not None, public.tls, service)
-    picker, picker_port = await _start_picker(options.picker, router)
+    picker: Picker | None = None
+    if envoy is not None:
+        from pointsman.router.epp.picker import Picker
+
+        picker = Picker(router)
+        with _can_listen("--port", envoy):
+            picker_port = await picker.start(envoy.host, envoy.port, envoy.tls)
     if link is not None:
         link.start()
     # What is there now stays; what a request leaves behind is freed by counting references.
@@ -140,10 +136,10 @@ async def serve_forever(
         seat.ready.touch()
     if control.admin_url is not None:
         about = f"policy {options.policy}, {counted(len(router.registry), 'server')}"
-        if options.picker is None:
+        if envoy is None:
             say(f"listening on {public.url(port)}/v1, {about}")
         else:
-            say(f"picking on {options.picker.host}:{picker_port}, {about}")
+            say(f"picking on {envoy.host}:{picker_port}, {about}")
             say(f"metrics on {public.url(port)}/metrics")
         say(f"admin on {control.admin_url}/admin/replicas, live page on {control.admin_url}/dashboard")
         for warning in _warnings(options, router, private):
@@ -161,15 +157,6 @@ async def serve_forever(
         await link.stop()
     if recorder is not None:
         recorder.close()
-
-
-async def _start_picker(wanted: PickerPort | None, router: Router) -> tuple[Picker | None, int]:
-    if wanted is None:
-        return None, 0
-    from pointsman.router.epp.picker import Picker
-
-    picker = Picker(router, wanted.host, wanted.port, wanted.tls)
-    return picker, await picker.start()
 
 
 class _Leading:

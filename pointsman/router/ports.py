@@ -1,4 +1,4 @@
-"""Where the router listens, who can reach it there, and what they have to show."""
+"""Where a router or a picker listens, who can reach it there, and what they have to show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pointsman.errors import InputError, reason_of
 from pointsman.router.http.address import Address
-from pointsman.router.http.tls import client_side_tls
+from pointsman.router.http.tls import HTTP_1, HTTP_2, client_side_tls
 from pointsman.router.keys import ADMIN, CLIENT, Keys, read_keys
 
 _ADDRESSES = "use 127.0.0.1, or 0.0.0.0 for all interfaces"
@@ -19,7 +19,7 @@ _ADDRESSES = "use 127.0.0.1, or 0.0.0.0 for all interfaces"
 
 @dataclass(frozen=True)
 class Listening:
-    """One port. `is_local`: only this machine can reach it; `tls` None: plain HTTP."""
+    """One port. `is_local`: only this machine can reach it; `tls` None: nothing is encrypted."""
 
     host: str
     port: int
@@ -35,7 +35,11 @@ class Listening:
 
 @dataclass(frozen=True)
 class Ports:
-    """What the command line says about the port for clients and the one for admins."""
+    """What the command line says about ports and about who may use them.
+
+    `port` is for clients. Where `metrics_port` is given, it is for Envoy, which asks a picker over gRPC, and
+    what is left for clients is the state of the picker on `metrics_port`.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -45,9 +49,21 @@ class Ports:
     admin_keys: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    metrics_port: int | None = None
 
-    def check(self) -> tuple[Listening, Listening]:
-        """Where clients and where admins connect; refuses an admin port that strangers could use."""
+    @property
+    def by_option(self) -> dict[str, tuple[str, int]]:
+        """Host and port by the option that sets the port."""
+        named = {"--port": (self.host, self.port), "--admin-port": (self.admin_host, self.admin_port)}
+        if self.metrics_port is not None:
+            named["--metrics-port"] = self.host, self.metrics_port
+        return named
+
+    def check(self) -> tuple[Listening, Listening, Listening | None]:
+        """Where clients, admins and, if this is a picker, Envoy connect.
+
+        Raises InputError for an admin port that strangers could use, and for keys and files that are none.
+        """
         is_local = _is_local(resolve(self.host, "--host"))
         is_admin_local = _is_local(resolve(self.admin_host, "--admin-host"))
         keys, admin_keys = read_keys(self.api_keys, CLIENT), read_keys(self.admin_keys, ADMIN)
@@ -58,12 +74,14 @@ class Ports:
         if keys.shares_one_with(admin_keys):
             remedy = f"take it out of {CLIENT.option} or ${CLIENT.environment}"
             raise InputError(ADMIN.option, "…", "an admin key is the key of a client, too", remedy)
-        tls = client_side_tls(self.tls_cert, self.tls_key)
+        tls = client_side_tls(self.tls_cert, self.tls_key, HTTP_1)
         admin_tls = None if is_admin_local else tls
-        return (
-            Listening(self.host, self.port, keys, is_local, tls),
-            Listening(self.admin_host, self.admin_port, admin_keys, is_admin_local, admin_tls),
-        )
+        admin = Listening(self.admin_host, self.admin_port, admin_keys, is_admin_local, admin_tls)
+        if self.metrics_port is None:
+            return Listening(self.host, self.port, keys, is_local, tls), admin, None
+        grpc_tls = client_side_tls(self.tls_cert, self.tls_key, HTTP_2)
+        envoy = Listening(self.host, self.port, keys, is_local, grpc_tls)
+        return Listening(self.host, self.metrics_port, keys, is_local, None), admin, envoy
 
 
 def resolve(host: str, option: str) -> list[str]:

@@ -29,6 +29,10 @@ NOBODY = ("--backend", "http://127.0.0.1:1")
         ((*NOBODY, "--shadow", "bad.safetensors"), "--shadow = "),
         (("--backends", "absent.yaml"), "--backends = 'absent.yaml': no such file"),
         (("--kubernetes", "a/b/c"), "--kubernetes = 'a/b/c': is not a service"),
+        ((*NOBODY, "--admin-keys", "absent"), "--admin-keys = 'absent': "),
+        ((*NOBODY, "--tls-cert", "absent"), "--tls-cert = 'absent': cannot be read"),
+        ((*NOBODY, "--tls-key", "key.pem"), "--tls-key = 'key.pem': given without a certificate"),
+        ((*NOBODY, "--backend-ca", "absent"), "CA file = 'absent': cannot be read"),
         ((*NOBODY, "--port", "0x"), "--port = '0x': must be a whole number; see"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import os
@@ -21,8 +22,9 @@ from pointsman.cli.main import main
 from pointsman.errors import InputError
 from pointsman.router import main as router_main
 from pointsman.router.config import Settings
-from pointsman.router.main import Options, PickerPort, serve_forever
+from pointsman.router.main import Options, serve_forever
 from pointsman.router.ports import Ports
+from tests.router.certificates import new_authority
 from tests.router.fakes import FakeBooks, FakeDecider
 from tests.router.harness import CHAT, Wire, post, run, until
 from tests.router.mock import gated, mocks, ok
@@ -97,9 +99,21 @@ def test_no_admin_without_a_key_beyond_this_machine(
 
 def test_an_admin_key_opens_the_door_beyond_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POINTSMAN_ADMIN_KEYS", "sk-admin")
-    public, private = Ports(admin_host="0.0.0.0").check()
+    public, private, _ = Ports(admin_host="0.0.0.0").check()
     assert private.keys and not private.is_local and public.is_local and not public.keys
     assert Ports(host="localhost", admin_host="::1").check()[1].url(81) == "http://[::1]:81"
+
+
+def test_a_certificate_is_for_all_that_strangers_reach_but_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POINTSMAN_ADMIN_KEYS", "sk-admin")
+    ports = Ports(admin_host="0.0.0.0", tls_cert=new_authority(tmp_path).certificate("DNS:localhost"))
+    public, private, _ = ports.check()
+    assert public.tls is not None and private.tls is not None
+    metrics, private, envoy = replace(ports, metrics_port=0).check()
+    assert metrics.tls is None and private.tls is not None
+    assert envoy is not None and envoy.tls is not None
 
 
 def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,19 +166,23 @@ def options_for(*backends: str, record: Path | None = None) -> Options:
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the process ends, and its sockets
 @pytest.mark.parametrize(
-    ("picker", "option"), [(None, "--port"), (PickerPort("127.0.0.1", 0, None), "--metrics-port")]
+    ("option", "others"),
+    [("port", {}), ("port", {"metrics_port": 0}), ("metrics_port", {"port": 0}), ("admin_port", {"port": 0})],
 )
-def test_a_port_in_use_is_named(picker: PickerPort | None, option: str) -> None:
+def test_a_port_in_use_is_named(option: str, others: dict[str, int]) -> None:
     async def scenario() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            ports = Ports(port=taken.getsockname()[1], admin_port=0)
-            options = replace(options_for("http://127.0.0.1:1"), ports=ports, picker=picker)
-            with pytest.raises(InputError, match=f"{option} = {ports.port}: cannot listen"):
+            number = taken.getsockname()[1]
+            ports = Ports(**{"admin_port": 0} | others | {option: number})
+            options = replace(options_for("http://127.0.0.1:1"), ports=ports)
+            named = f"--{option.replace('_', '-')} = {number}: cannot listen"
+            with pytest.raises(InputError, match=named):
                 await serve_forever(options, lambda line: None, io.StringIO())
 
     asyncio.run(scenario())
+    gc.collect()  # the ports that were opened before, where the filter above holds
 
 
 @pytest.mark.usefixtures("quick_start")

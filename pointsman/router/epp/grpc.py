@@ -9,11 +9,9 @@ priorities, pushes, compressed messages. Header compression is decoded by `hpack
 from __future__ import annotations
 
 import asyncio
-import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol, cast
 
 from hpack import Decoder
@@ -308,10 +306,3 @@ class GrpcConnection(asyncio.Protocol):
 
 def _without_padding(flags: int, payload: bytes) -> bytes:
     return payload[1 : len(payload) - payload[0]] if flags & _PADDED else payload
-
-
-def grpc_tls(cert: Path, key: Path | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["h2"])
-    context.load_cert_chain(cert, key)
-    return context

@@ -12,7 +12,6 @@ answer nobody sees tokens, and the end of the stream is the end of the answer.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Collection, Iterator
 from time import monotonic
 from typing import Any
@@ -33,18 +32,15 @@ from pointsman.router.http.messages import (
 from pointsman.router.replicas.registry import Replica
 from pointsman.router.replicas.reports import read_load
 from pointsman.router.requests.booked import BookedRequest
-from pointsman.router.requests.facts import RequestFacts, read_facts, read_wish
-from pointsman.router.requests.holding import NORMAL, PRIORITIES
+from pointsman.router.requests.facts import NORMAL, RequestFacts, read_facts, read_wish, unread_facts
 from pointsman.router.server import Router
 from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA
-from pointsman.routing.core import session_number
 from pointsman.routing.records import NEVER, NOBODY, UNKNOWN
 
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET_NAMESPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 _WHOLE = (BUFFERED, BUFFERED_PARTIAL)
 _PIECEWISE = (STREAMED, FULL_DUPLEX_STREAMED)
-_BYTES_PER_TOKEN = 4
 ASKED, WAITING, SENT, ANSWERED, OVER = range(5)
 
 
@@ -255,7 +251,7 @@ class Pick(BookedRequest):
         head = self.request.head
         wish = head.wish = read_wish(head, b"")
         self.state = WAITING
-        self.request_id = json.dumps((wish.request_id or b"").decode("latin-1"))[1:-1]  # as in a log line
+        self.request_id = self._proxy.id_of(wish)
         facts: RequestFacts | Answer
         if self._is_too_large():
             facts = BODY_TOO_LARGE
@@ -263,29 +259,14 @@ class Pick(BookedRequest):
             facts = read_facts(wish, bytes(self._body))
         else:
             length = head.special.get(b"content-length", b"0")
-            num_tokens = 1 + int(length) // _BYTES_PER_TOKEN if length.isdigit() else 1
-            facts = RequestFacts(prompt_tokens=num_tokens, session=wish.session, generates=wish.generates)
-        priority = NORMAL if wish.priority is None else PRIORITIES.get(wish.priority.lower())
-        if priority is None:
-            facts = refusal(400, "x-pointsman-priority is none of high, normal, low")
+            facts = unread_facts(wish, int(length) if length.isdigit() else 0)
         self._proxy.active.add(self)
         if isinstance(facts, Answer):
             self.refuse(facts)
             return
-        assert priority is not None
-        self.priority = priority
-        self.model, self.max_tokens, self.generates = facts.model, facts.max_tokens, facts.generates
-        estimate = facts.prompt_tokens
-        self.prompt_tokens = estimate if facts.is_counted else self._proxy.books.prompt_length(estimate)
-        hash_prompt = self._proxy.hash_prompt
-        if hash_prompt and facts.text:
-            self.links = hash_prompt(facts.text, self.prompt_tokens, *facts.marks)
-        self.session_name = facts.session
-        if facts.session:
-            self.session = session_number(facts.session)
+        self._take(facts)
+        self._streams &= self._response_mode in _PIECEWISE  # tokens are seen only in pieces of the answer
         self.tried = self._outside
-        # Tokens are seen only if the answer comes to us in pieces.
-        self._streams = facts.is_stream and self._response_mode in _PIECEWISE
         self._router.dispatcher.submit(self)
         if self.state == WAITING:
             self.decided = asyncio.get_running_loop().create_future()

@@ -6,15 +6,15 @@ The protocol is that of the Gateway API Inference Extension, its docs/proposals/
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+import ssl
 
 from pointsman.router.epp.answers import more_time
 from pointsman.router.epp.endpoints import Endpoints
-from pointsman.router.epp.grpc import NOT_FOUND, Call, GrpcConnection, Stream, grpc_tls
+from pointsman.router.epp.grpc import NOT_FOUND, Call, GrpcConnection, Stream
 from pointsman.router.epp.pick import OVER, Pick
 from pointsman.router.epp.wire import SERVICE, HealthCheckRequest, HealthCheckResponse, ProcessingRequest
 from pointsman.router.http.listening import port_of
-from pointsman.router.ports import cannot_listen
+from pointsman.router.http.tls import tls_options
 from pointsman.router.server import Router
 
 LIVENESS, READINESS = "liveness", "readiness"
@@ -26,27 +26,21 @@ _GOODBYE_S = 0.05
 
 
 class Picker:
-    def __init__(
-        self, router: Router, host: str, port: int, tls: tuple[Path, Path | None] | None = None
-    ) -> None:
-        """`tls`: files of the certificate and its key; no key: it is in the same file."""
+    def __init__(self, router: Router) -> None:
         self._router = router
         self._endpoints = Endpoints(router.registry, router.log)
         self._more_time = more_time(router.settings.holding.max_hold_s + _SPARE_S)
-        self._host, self._port = host, port
-        self._tls = grpc_tls(*tls) if tls is not None else None
         self._connections: set[GrpcConnection] = set()
         self._is_open = False
 
-    async def start(self) -> int:
-        """-> the port."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: GrpcConnection(self._call, self._connections), self._host, self._port, ssl=self._tls
-            )
-        except OSError as error:
-            raise cannot_listen("--port", self._host, self._port, error) from None
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """-> the port, which was free to choose if 0 was given."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: GrpcConnection(self._call, self._connections),
+            host,
+            port,
+            **tls_options(tls, self._router.settings.limits),
+        )
         self._is_open = True
         return port_of(self._server)
 

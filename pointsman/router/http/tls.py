@@ -1,4 +1,4 @@
-"""TLS: how the router shows itself to clients, and whom it trusts among servers.
+"""TLS: how the router or picker shows itself to those who connect, and whom it trusts among servers.
 
 Files are read once, at the start: a certificate that was renewed needs a restart.
 """
@@ -14,10 +14,11 @@ from pointsman.errors import InputError, reason_of
 from pointsman.router.http.limits import Limits
 
 CERT, KEY = "--tls-cert", "--tls-key"
+HTTP_1, HTTP_2 = "http/1.1", "h2"
 
 
-def client_side_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What the router shows to those who connect to it; None: it speaks plain HTTP.
+def client_side_tls(cert: Path | None, key: Path | None, protocol: str = HTTP_1) -> ssl.SSLContext | None:
+    """What is shown to those who connect; None: nothing is encrypted.
 
     `key` None: the key is in the file of the certificate.
     """
@@ -29,7 +30,7 @@ def client_side_tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | Non
         if file is not None:
             _check_readable(option, file)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([protocol])
     try:
         # A password, even if it is none: OpenSSL would ask for one on the terminal.
         context.load_cert_chain(cert, key, password="")
@@ -61,7 +62,7 @@ def server_side_tls(ca: Path | None) -> ssl.SSLContext:
     except ssl.SSLError as error:
         problem = f"holds no certificate ({reason_of(error)})"
         raise InputError("CA file", str(ca), problem, "give certificates in PEM") from None
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([HTTP_1])
     return context
 
 

@@ -32,16 +32,16 @@ class HealthWatch:
         self._wake = wake
         self._headers = headers
         self._tasks: dict[Replica, list[asyncio.Task[None]]] = {}
-        self._suspected: dict[Replica, asyncio.Task[None]] = {}
+        self._suspected: dict[Replica, asyncio.Task[str | None]] = {}
+        self._is_watching = False
         self.problems: dict[str, str] = {}  # by replica, what was wrong at the first look
         registry.on_change.append(self._follow)
 
     async def check_all(self) -> None:
         """Check every replica before the first request is let in: one that is down should not get it."""
+        self._is_watching = True
         replicas = list(self._registry)
-        checks = (self._check(replica, is_first=True) for replica in replicas)
-        lists = (self._read_models(replica) for replica in replicas)
-        _, problems = await asyncio.gather(asyncio.gather(*checks), asyncio.gather(*lists))
+        problems = await asyncio.gather(*(self._check(replica, is_first=True) for replica in replicas))
         for replica, problem in zip(replicas, problems, strict=True):
             if not self._registry.has(replica):  # removed meanwhile
                 continue
@@ -59,6 +59,7 @@ class HealthWatch:
             task.add_done_callback(lambda task: self._suspected.pop(replica, None))
 
     def stop(self) -> None:
+        self._is_watching = False
         for task in list(self._suspected.values()):
             task.cancel()
         for tasks in self._tasks.values():
@@ -70,7 +71,7 @@ class HealthWatch:
         if what == "removed":
             for task in self._tasks.pop(replica, ()):
                 task.cancel()
-        elif what == "added" and self._tasks:
+        elif what == "added" and self._is_watching:
             self._start(replica)
 
     def _start(self, replica: Replica) -> None:
@@ -85,7 +86,11 @@ class HealthWatch:
             )
         ]
 
-    async def _check(self, replica: Replica, *, is_first: bool = False) -> None:
+    async def _check(self, replica: Replica, *, is_first: bool = False) -> str | None:
+        """Ask whether it is well. One that has just become so may serve other models than before.
+
+        -> what is wrong with its list of models, if that was read.
+        """
         problem = None
         try:
             answer = await fetch(replica.pool, "/health", self._settings.health_timeout_s, self._headers)
@@ -95,7 +100,9 @@ class HealthWatch:
             problem = f"does not answer ({error})"
         if is_first and problem is not None:
             replica.num_failed_checks = self._settings.health_failures
+        reads_models = problem is None and (not replica.is_healthy or replica.models is None)
         self._registry.checked(replica, problem)
+        return await self._read_models(replica) if reads_models else None
 
     async def _scrape(self, replica: Replica) -> None:
         try:

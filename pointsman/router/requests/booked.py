@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from pointsman.router.http.messages import RETRIED_STATUSES, HttpRequest
 from pointsman.router.replicas.registry import Replica
-from pointsman.router.requests.facts import read_usage
+from pointsman.router.requests.facts import RequestFacts, read_usage
+from pointsman.routing.core import session_number
+from pointsman.routing.records import NOBODY
 
 if TYPE_CHECKING:
     from pointsman.router.requests.proxy import Proxy
@@ -33,20 +35,28 @@ class BookedRequest:
         "generates",
         "held_s",
         "links",
+        "max_tokens",
+        "model",
         "num_retries",
+        "priority",
         "prompt_tokens",
         "replica_name",
         "request",
         "request_id",
+        "session",
         "session_name",
     )
 
     request: HttpRequest
     request_id: str
+    model: str | None
+    priority: int
     session_name: str | None
+    session: int
     generates: bool  # text is asked for
     links: bytes  # of its prompt
     prompt_tokens: int
+    max_tokens: int
     arrived_at: float
     held_s: float  # until it was sent to the server that has it; below 0 before that
     replica_name: str
@@ -68,6 +78,21 @@ class BookedRequest:
 
     def give_up(self) -> None:
         """The router stops before the answer has come."""
+
+    def _take(self, facts: RequestFacts) -> None:
+        """What is known of it from now on, with the length of its prompt as the books correct it."""
+        proxy = self._proxy
+        self.model, self.priority, self.max_tokens = facts.model, facts.priority, facts.max_tokens
+        self.generates, self._streams = facts.generates, facts.is_stream
+        estimate = facts.prompt_tokens
+        self.prompt_tokens = estimate if facts.is_counted else proxy.books.prompt_length(estimate)
+        hash_prompt = proxy.hash_prompt
+        first_mark, second_mark = facts.marks
+        self.links = b""
+        if hash_prompt is not None:
+            self.links = hash_prompt(facts.text, self.prompt_tokens, first_mark, second_mark)
+        self.session_name = facts.session
+        self.session = session_number(facts.session) if facts.session else NOBODY
 
     def _book(self, replica: Replica, now: float) -> None:
         self._replica, self.replica_name = replica, replica.name

@@ -7,7 +7,6 @@ replica that has not had it yet. After that the connection is cut, which is how 
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Callable, Collection
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ from pointsman.router.requests.booked import EVENT_END, BookedRequest
 from pointsman.router.requests.facts import RequestFacts
 from pointsman.router.requests.hedging import WON, Hedge
 from pointsman.router.telemetry.metrics import NO_POLICY, NO_REPLICA
-from pointsman.routing.records import NEVER, NOBODY
+from pointsman.routing.records import NEVER
 
 if TYPE_CHECKING:
     from pointsman.router.requests.proxy import Proxy
@@ -57,10 +56,6 @@ class Exchange(BookedRequest):
         "_write_raw",
         "hedge",
         "hold_until",
-        "max_tokens",
-        "model",
-        "priority",
-        "session",
         "size",
         "tried",
     )
@@ -70,28 +65,14 @@ class Exchange(BookedRequest):
         proxy: Proxy,
         client: ClientConnection,
         request: HttpRequest,
-        request_id: str,
         facts: RequestFacts,
-        priority: int,
     ) -> None:
         self._proxy = proxy
         self._client = client
         self.request = request
-        self.request_id = request_id
-        self._id_line = self._own_lines = f"x-request-id: {request_id}\r\n".encode()
-        self.model = facts.model
-        estimate = facts.prompt_tokens
-        self.prompt_tokens = estimate if facts.is_counted else proxy.books.prompt_length(estimate)
-        hash_prompt = proxy.hash_prompt
-        first_mark, second_mark = facts.marks
-        self.links = b""
-        if hash_prompt is not None:
-            self.links = hash_prompt(facts.text, self.prompt_tokens, first_mark, second_mark)
-        self.session_name = facts.session
-        self.session = zlib.crc32(facts.session.encode()) >> 1 if facts.session else NOBODY
-        self.max_tokens = facts.max_tokens
-        self.priority = priority
-        self.generates = facts.generates
+        self.request_id = proxy.id_of(request.head.wish)
+        self._id_line = self._own_lines = f"x-request-id: {self.request_id}\r\n".encode()
+        self._take(facts)
         self.tried: Collection[int] = ()
         self.hold_until = NEVER
         self.size = 0
@@ -109,7 +90,6 @@ class Exchange(BookedRequest):
         self._was_hedged = False
         self._is_paused = False
         # The answer.
-        self._streams = facts.is_stream
         self.first_byte_at: float | None = None
         self.cached_tokens: int | None = None  # of the prompt, if the server told
         self._status = 0

@@ -1,4 +1,4 @@
-"""What the router reads from bodies: model, streaming, session and prompt of a request; usage.
+"""What the router and the picker read of a request, from its head and its body; usage, from an answer.
 
 Prompt lengths are estimated from text without a tokenizer; the books correct them by what servers report.
 Prompts of token ids are counted. Servers cache the prefixes of prompts, so the text is laid out as they read
@@ -18,6 +18,8 @@ import msgspec
 from pointsman.router.http.messages import Answer, RequestHead, refusal
 from pointsman.routing.records import UNKNOWN
 
+PRIORITIES = {b"high": 0, b"normal": 1, b"low": 2}
+NORMAL = PRIORITIES[b"normal"]
 MAX_TOKENS = 2**31 - 1
 _BYTES_PER_TOKEN = 4  # of English text
 _TOKENS_PER_MESSAGE = 4  # of the chat template
@@ -40,6 +42,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False):
     # Lengths of what other prompts may begin with: the first message, and all before the last answer.
     marks: tuple[int, int] = (0, 0)
     is_counted: bool = False  # the prompt is token ids, and its length no estimate
+    priority: int = NORMAL
 
 
 # Of a body only these fields are read; the rest is checked to be JSON and skipped. JSON has no cycles (gc).
@@ -96,6 +99,7 @@ _decoders = {
     b"/v1/responses": msgspec.json.Decoder(_Input).decode,
 }
 
+_NO_PRIORITY = refusal(400, f"x-pointsman-priority is none of {', '.join(map(bytes.decode, PRIORITIES))}")
 _GENERATING = _decoders.keys() - {b"/v1/embeddings"}
 
 
@@ -107,7 +111,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
     generates: bool
     session: str | None
     request_id: bytes | None
-    priority: bytes | None
+    priority: int | None  # one of PRIORITIES; None: the client named none of them
     is_explained: bool  # the decision, in the answer
     passed_on: bytes  # the header lines that replicas get
 
@@ -119,23 +123,39 @@ def read_wish(head: RequestHead, passed_on: bytes) -> Wish:
         is_json = get(b"content-type", b"").startswith(b"application/json")
         decode = _decoders.get(head.path) or (_decode_body if is_json else None)
     session = get(b"x-session-id")
+    priority = get(b"x-pointsman-priority")
     return Wish(
         head.path.decode("latin-1"),
         decode,
         decode is not None and head.path in _GENERATING,
         session.decode("latin-1") if session else None,
         get(b"x-request-id"),
-        get(b"x-pointsman-priority"),
+        NORMAL if priority is None else PRIORITIES.get(priority.lower()),
         b"x-pointsman-decision" in head.special,
         passed_on,
     )
 
 
+def unread_facts(wish: Wish, num_bytes: int) -> RequestFacts | Answer:
+    """What is known of a request whose body of so many bytes is not read; or why it is refused."""
+    priority = wish.priority
+    if priority is None:
+        return _NO_PRIORITY
+    return RequestFacts(
+        prompt_tokens=1 + num_bytes // _BYTES_PER_TOKEN,
+        session=wish.session,
+        generates=wish.generates,
+        priority=priority,
+    )
+
+
 def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
-    """What a body says; or, as an Answer, why the request is refused."""
-    decode = wish.decode
+    """What head and body say of a request; or, as an Answer, why it is refused."""
+    decode, priority = wish.decode, wish.priority
+    if priority is None:
+        return _NO_PRIORITY
     if decode is None:
-        return RequestFacts(prompt_tokens=1 + len(raw) // _BYTES_PER_TOKEN, session=wish.session)
+        return unread_facts(wish, len(raw))
     is_counted = False
     try:
         if not raw.isascii():
@@ -165,6 +185,7 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
         text,
         marks,
         is_counted,
+        priority,
     )
 
 

@@ -20,12 +20,10 @@ from pointsman.router.config import Holding
 from pointsman.router.http.messages import Answer, overloaded, refusal, unavailable
 from pointsman.router.replicas.registry import Registry, Replica
 from pointsman.router.requests.decisions import DecisionMaker, Placed
+from pointsman.router.requests.facts import PRIORITIES
 from pointsman.router.telemetry.metrics import Metrics
 from pointsman.routing.books import Books
 from pointsman.routing.ordering import Order
-
-PRIORITIES = {b"high": 0, b"normal": 1, b"low": 2}
-NORMAL, UNKNOWN = PRIORITIES[b"normal"], -1
 
 
 class Waiting(Placed, Protocol):

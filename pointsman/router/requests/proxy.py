@@ -29,8 +29,8 @@ from pointsman.router.replicas.registry import Registry
 from pointsman.router.requests.booked import BookedRequest
 from pointsman.router.requests.decisions import DecisionMaker
 from pointsman.router.requests.exchange import Exchange
-from pointsman.router.requests.facts import RequestFacts, read_facts, read_wish
-from pointsman.router.requests.holding import NORMAL, PRIORITIES, UNKNOWN, Dispatcher
+from pointsman.router.requests.facts import RequestFacts, Wish, read_facts, read_wish
+from pointsman.router.requests.holding import Dispatcher
 from pointsman.router.telemetry.ended import MAX_ENDED, EndedRequests
 from pointsman.router.telemetry.exposition import Exposition
 from pointsman.router.telemetry.metrics import LATENCY_S, NO_POLICY, NO_REPLICA, Metrics
@@ -133,18 +133,11 @@ class Proxy:
             passed_on = b"".join(forwarded_headers(head.headers, self._dropped)) + self._added
             wish = head.wish = read_wish(head, passed_on)
         facts = read_facts(wish, request.body)
-        priority = NORMAL if wish.priority is None else PRIORITIES.get(wish.priority.lower(), UNKNOWN)
-        if priority == UNKNOWN:
-            facts = refusal(400, "x-pointsman-priority is none of high, normal, low")
         if not isinstance(facts, RequestFacts):
             self.metrics.requests[NO_REPLICA, NO_POLICY, facts.status] += 1
             client.answer(facts)
             return None
-        if wish.request_id is not None and _REQUEST_ID.match(wish.request_id):
-            request_id = wish.request_id.decode()
-        else:
-            request_id = f"{self._id_prefix}-{next(self._ids)}"
-        exchange = Exchange(self, client, request, request_id, facts, priority)
+        exchange = Exchange(self, client, request, facts)
         self.active.add(exchange)
         self.dispatcher.submit(exchange)
         return exchange
@@ -158,6 +151,12 @@ class Proxy:
         self.metrics.num_clients -= 1
 
     # --- what exchanges say ---
+
+    def id_of(self, wish: Wish) -> str:
+        """The id that the client gave its request, or one of ours where that cannot be one."""
+        if wish.request_id is not None and _REQUEST_ID.match(wish.request_id):
+            return wish.request_id.decode()
+        return f"{self._id_prefix}-{next(self._ids)}"
 
     def ended(
         self,

@@ -88,8 +88,8 @@ async def gateway(emulator: Emulator, folder: Path, *fronts: Mapping[str, Any]) 
     parts = Parts(books=books, deciders=deciders, log_to=log, policy="least-outstanding")
     router = Router(parts, settings, [Backend(url=url) for url in urls])
     await router.start("127.0.0.1", 0, service=StatusOnly(router.proxy))
-    picker = Picker(router, "127.0.0.1", 0)
-    port = await picker.start()
+    picker = Picker(router)
+    port = await picker.start("127.0.0.1", 0)
     opened = [envoy_setup.Front(free_port(), **front) for front in fronts or ({},)]
     servers = [int(url.rpartition(":")[2]) for url in urls]
     process = subprocess.Popen(envoy_setup.envoy_command(ENVOY, folder, opened, port, servers))

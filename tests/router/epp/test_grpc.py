@@ -15,7 +15,8 @@ pytest.importorskip("hpack")
 pytest.importorskip("grpc")
 import grpc
 
-from pointsman.router.epp.grpc import Call, GrpcConnection, Stream, grpc_tls
+from pointsman.router.epp.grpc import Call, GrpcConnection, Stream
+from pointsman.router.http.tls import HTTP_2, client_side_tls
 from tests.router.certificates import new_authority
 from tests.router.harness import run, until
 
@@ -102,7 +103,7 @@ def test_unknown_methods_and_clients_that_leave() -> None:
 
 def test_tls(tmp_path: Path) -> None:
     authority = new_authority(tmp_path)
-    tls = grpc_tls(authority.certificate("DNS:localhost"), None)
+    tls = client_side_tls(authority.certificate("DNS:localhost"), None, HTTP_2)
     credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes())
 
     async def scenario() -> None:

@@ -154,8 +154,8 @@ class Gateway:
 @asynccontextmanager
 async def gateway(count: int = 3, **options: Any) -> AsyncIterator[Gateway]:
     async with cluster(*[ok] * count, **options) as c:
-        picker = Picker(c.router, "127.0.0.1", 0)
-        port = await picker.start()
+        picker = Picker(c.router)
+        port = await picker.start("127.0.0.1", 0)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             try:
                 yield Gateway(c, channel)
@@ -210,6 +210,45 @@ def test_tokens_of_a_stream_are_booked_as_they_pass() -> None:
             usage = b'data: {"usage":{"prompt_tokens":9,"completion_tokens":3}}\n\n'
             await envoy.body(usage + b"data: [DONE]\n\n", is_end=True)
             assert books.of_kind("finished")[0][2:] == (9, 3)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("request_id", ["r-17", "not an id"])
+def test_picker_and_router_know_the_same_of_a_request(request_id: str) -> None:
+    known = (
+        "model",
+        "priority",
+        "session",
+        "session_name",
+        "generates",
+        "prompt_tokens",
+        "max_tokens",
+        "links",
+    )
+    body = BODY | {"max_tokens": 7, "user": "somebody", "model": "m"}
+    headers = {"x-pointsman-priority": "High", "x-request-id": request_id}
+
+    async def scenario() -> None:
+        async with gateway() as g:
+            submitted: list[Any] = []
+            submit = g.cluster.router.dispatcher.submit
+            g.cluster.router.dispatcher.submit = lambda one: (submitted.append(one), submit(one))[1]  # type: ignore[method-assign]
+            envoy = g.envoy()
+            await envoy.ask(json.dumps(body).encode(), headers)
+            await envoy.picked()
+            await envoy.answer(is_end=True)
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            assert (await g.cluster.ask(post(body, headers=lines))).status == 200
+            picked, routed = submitted
+            assert {name: getattr(picked, name) for name in known} == {
+                name: getattr(routed, name) for name in known
+            }
+            assert (picked.priority, picked.max_tokens, picked.session_name) == (0, 7, "somebody")
+            assert picked.links
+            for one in submitted:
+                assert (one.request_id == request_id) == (request_id == "r-17")
+                assert " " not in one.request_id
 
     run(scenario)
 
@@ -426,10 +465,10 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
             writer.close()
             await until(lambda: not serving.proxy.active)
             (served,) = [k for k, mock in enumerate(servers) if mock.heard]
-            picker = Picker(picking, "127.0.0.1", 0)
+            picker = Picker(picking)
             stack.push_async_callback(picker.close)
             stack.callback(picker.stop)
-            target = f"127.0.0.1:{await picker.start()}"
+            target = f"127.0.0.1:{await picker.start('127.0.0.1', 0)}"
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(target))
             c = Cluster(picking, None, None, servers, 0, io.StringIO())  # type: ignore[arg-type]
             assert picking.books.prefixes is not None
