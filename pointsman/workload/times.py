@@ -64,10 +64,10 @@ def read_times(
 ) -> Times:
     """`unit` is what the user says; `usual_unit` holds for numbers that are no Unix time."""
     if _is_calendar(table, column):
-        ticks, how = _calendar_ns(table, column)
-        return Times(ticks, UNITS_PER_S["ns"], True, how)
+        since_1970_ns, how = _calendar_ns(table, column)
+        return Times(since_1970_ns, UNITS_PER_S["ns"], True, how)
     numbers = read_numbers(table, column, _FIX_TIME)
-    ticks = np.asarray(numbers.to_numpy().view(np.float64))
+    ticks = numbers.to_numpy()
     epoch_unit = _epoch_unit(ticks, unit)
     if epoch_unit:
         is_other = ~_is_unix_time(ticks, epoch_unit)
