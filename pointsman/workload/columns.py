@@ -15,19 +15,22 @@ from pointsman.workload.spec import TimeUnit
 
 Names = Sequence[str]
 
-# Of Vidur, Azure, Mooncake, BurstGPT, of usage blocks (OpenAI, Anthropic, Gemini), and of vLLM and its like.
+# Of Vidur, Azure, Mooncake, BurstGPT, of usage blocks (OpenAI, Anthropic, Gemini, Langfuse), OpenTelemetry,
+# and of vLLM and its like, whose benchmark has a list of each.
 REQUEST_NAMES: Mapping[str, Names] = {
     "arrived_at": (
         *("arrived_at", "arrival_time", "arrival_timestamp", "arrival", "arrived", "timestamp", "ts", "time"),
         *("request_time", "request_timestamp", "requested_at", "request_start_time", "received_at"),
         *("start_time", "start_timestamp", "started_at", "start", "sent_at", "send_time", "queued_time"),
         *("created", "created_at", "creation_time", "created_time", "datetime", "date_time", "date"),
+        *("start_times", "arrival_times", "timestamps", "start_time_unix_nano"),
     ),
     "num_prefill_tokens": (
         *("num_prefill_tokens", "prompt_tokens", "num_prompt_tokens", "input_tokens", "num_input_tokens"),
         *("context_tokens", "request_tokens", "prefill_tokens", "input_length", "prompt_length"),
         *("prompt_len", "input_len", "prompt_token_count", "input_token_count", "prompt_tokens_count"),
         *("n_prompt_tokens", "tokens_in", "tokens_prompt", "prompt_size", "isl", "input_usage"),
+        *("usage_input", "input_lens", "prompt_lens", "input_lengths", "prompt_lengths"),
     ),
     "num_decode_tokens": (
         *("num_decode_tokens", "completion_tokens", "num_completion_tokens", "output_tokens"),
@@ -35,7 +38,7 @@ REQUEST_NAMES: Mapping[str, Names] = {
         *("response_tokens", "decode_tokens", "output_length", "completion_length", "response_length"),
         *("output_len", "completion_len", "expected_output_len", "completion_token_count"),
         *("output_token_count", "candidates_token_count", "n_completion_tokens", "tokens_out"),
-        *("tokens_completion", "osl", "output_usage"),
+        *("tokens_completion", "osl", "output_usage", "usage_output", "output_lens", "output_lengths"),
     ),
     "session": ("session_id", "session", "conversation_id", "chat_id", "thread_id"),
     "block_hashes": ("hash_ids", "block_hashes", "block_hash_ids", "prefix_hashes"),
@@ -52,6 +55,7 @@ _UNIT_OF_SUFFIX: Mapping[str, TimeUnit] = {
     "micros": "us",
     "ns": "ns",
     "nanos": "ns",
+    "nano": "ns",
 }
 
 

@@ -18,7 +18,8 @@ that never were.
 
 A length of 0 is an error in formats that have none: Azure 2023 has no prompt below 2 and no output below 6
 tokens, Mooncake none below 891 and 1. BurstGPT and logs record failed requests with 0, or with no output
-length at all: these are left out, with a warning. Vidur's clipping (`max_tokens`) lifts 0 to 1.
+length at all (`null`, `N/A`, `-`): these are left out, with a warning. Vidur's clipping (`max_tokens`) lifts
+0 to 1. Two recordings one after the other, each with a clock of its own, are an error.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ _LONGEST_GAP = 0.5  # of the time from the first to the last request
 _FEWEST_WITH_A_RATE = 30  # requests
 _CLOCKS_S = (60.0, 1.0)  # whole minutes, whole seconds
 _FEWEST_CLOCK_READINGS = 10  # fewer may well be batches
+_FEWEST_IN_A_RECORDING = 10  # rows on average: where time goes back more often, rows are out of order
+_MOST_OF_A_RECORDING = 0.5  # is how far time goes back at its end
 _SHARED = 0.2  # of the requests must have come at the same reading as another
 _TIMES = {"arrived_at": "arrival times"}
 _LENGTHS = {"num_prefill_tokens": "prompt lengths", "num_decode_tokens": "output lengths"}
@@ -98,12 +101,12 @@ def read_trace(
     min_tokens = 0 if lifts_zeros or form.zero_is_failure else 1
     num_rows = len(table.frame)
     times = _times(table, columns["arrived_at"], file, form) if needs_times else None
+    if form.zero_is_failure:
+        table = _with_zeros(table, columns["num_prefill_tokens"], columns["num_decode_tokens"])
     trace = Workload(
         arrived_at=_seconds(times, file.start_at_zero) if times else np.zeros(num_rows),
         num_prefill_tokens=_token_counts(table, columns["num_prefill_tokens"], min_tokens),
-        num_decode_tokens=_token_counts(
-            table, columns["num_decode_tokens"], min_tokens, empty_is_zero=form.zero_is_failure
-        ),
+        num_decode_tokens=_token_counts(table, columns["num_decode_tokens"], min_tokens),
         session=_sessions(table, columns.get("session")),
         request_id=np.arange(num_rows),
     )
@@ -135,12 +138,30 @@ def _choose_format(source: TraceSource, file: TraceFile, needs_times: bool) -> _
 def _times(table: RawTable, column: str, file: TraceFile, form: _Format) -> Times:
     times = read_times(table, column, file.time_unit, unit_of(column) or form.time_unit)
     table.reject(column, pl.Series(times.ticks < 0), "a negative time", FIX_ROW)
+    if not times.is_epoch:
+        _reject_two_recordings(table, column, times.ticks)
     return times
+
+
+def _reject_two_recordings(table: RawTable, column: str, ticks: NDArray[np.float64]) -> None:
+    """Each has a start of its own: sorted by time, one would run on top of the other, at twice the rate."""
+    falls = np.flatnonzero(np.diff(ticks) < 0) + 1
+    lengths = np.diff(np.concatenate(([0], falls, [len(ticks)])))
+    if not len(falls) or lengths.mean() < _FEWEST_IN_A_RECORDING:
+        return
+    since_start = ticks[falls - 1] - np.minimum.accumulate(ticks)[falls - 1]
+    is_start = (ticks[falls - 1] - ticks[falls]) > _MOST_OF_A_RECORDING * since_start
+    is_start &= falls >= _FEWEST_IN_A_RECORDING
+    begins = np.zeros(len(ticks), bool)
+    begins[falls[is_start]] = True
+    problem = f"time goes back from {ticks[int(np.argmax(begins)) - 1]:g}, as where another recording begins"
+    remedy = "give one file for each, or sort the rows by time if all are by one clock"
+    table.reject(column, pl.Series(begins), problem, remedy)
 
 
 def _seconds(times: Times, start_at_zero: bool) -> NDArray[np.float64]:
     """Dates have no 0 of their own."""
-    return times.seconds(times.ticks.min() if start_at_zero or times.what == "dates" else 0)
+    return times.seconds(times.ticks.min() if start_at_zero or times.what.startswith("dates") else 0)
 
 
 def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: Times) -> Workload:
@@ -173,7 +194,7 @@ def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: 
 
 def _may_be_coarse(times: Times) -> bool:
     """Who writes milliseconds could have told requests apart."""
-    return times.what == "dates" or times.ticks_per_s == 1.0
+    return times.what.startswith("dates") or times.ticks_per_s == 1.0
 
 
 def _coarse_clock_s(arrived_at: NDArray[np.float64]) -> float | None:
@@ -208,11 +229,7 @@ def _warn_of_a_gap(trace: Workload, path: str) -> None:
         warnings.warn(what, PointsmanWarning, stacklevel=2)
 
 
-def _token_counts(
-    table: RawTable, column: str, min_tokens: int, empty_is_zero: bool = False
-) -> NDArray[np.int32]:
-    if empty_is_zero:
-        table = replace(table, frame=table.frame.with_columns(_zero_for_empty(table.frame[column])))
+def _token_counts(table: RawTable, column: str, min_tokens: int) -> NDArray[np.int32]:
     numbers = read_numbers(table, column)
     too_few = f"fewer than {min_tokens} tokens"
     table.reject(column, numbers < 0, too_few, FIX_ROW)
@@ -222,18 +239,40 @@ def _token_counts(
     return numbers.to_numpy().astype(np.int32)
 
 
-def _zero_for_empty(values: pl.Series) -> pl.Series:
+def _with_zeros(table: RawTable, prompts: str, outputs: str) -> RawTable:
+    """0 for the lengths that a log does not have of requests that failed: of the output, or of both."""
+    has_none = _is_nothing(table, outputs)
+    zeros = {
+        prompts: pl.Series(has_none & _is_nothing(table, prompts)),
+        outputs: has_none,
+    }
+    changed = [
+        pl.select(pl.when(is_zero).then(_zero(table.frame[name])).otherwise(table.frame[name]).alias(name))
+        for name, is_zero in zeros.items()
+        if is_zero.any()
+    ]
+    return replace(table, frame=table.frame.with_columns(one.to_series() for one in changed))
+
+
+def _is_nothing(table: RawTable, column: str) -> pl.Series:
+    values = table.frame[column]
     if values.dtype == pl.String:
-        return values.str.replace(r"^\s*$", "0").fill_null("0")
-    return values.fill_null(0) if values.dtype.is_numeric() else values
+        is_number = values.cast(pl.Float64, strict=False).is_finite().fill_null(False)
+        if is_number.all():
+            return ~is_number
+        values = table.values(column)
+        return values.is_null() | (values.str.to_lowercase() == "nan").fill_null(False)
+    return values.is_null() | (values.is_nan().fill_null(False) if values.dtype.is_float() else False)
+
+
+def _zero(values: pl.Series) -> pl.Series:
+    return pl.Series(["0" if values.dtype == pl.String else 0])
 
 
 def _sessions(table: RawTable, column: str | None) -> NDArray[np.int32]:
     if column is None:
         return np.full(len(table.frame), NO_SESSION, dtype=np.int32)
-    names = table.frame[column]
-    if names.dtype == pl.String:
-        names = names.replace("", None)
+    names = table.values(column)
     dense = names.rank("dense").cast(pl.Int64) - 1
     return dense.fill_null(NO_SESSION).to_numpy().astype(np.int32)
 

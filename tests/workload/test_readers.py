@@ -44,7 +44,7 @@ def as_rows(workload: Workload) -> list[tuple[float, int, int]]:
 
 requests = st.lists(
     st.tuples(
-        st.floats(min_value=0.0, allow_infinity=False),
+        st.floats(min_value=0.0, max_value=2.5e11),
         st.integers(1, 2**31 - 1),
         st.integers(1, 2**31 - 1),
     ),
@@ -336,7 +336,7 @@ def test_bad_calendar_time(tmp_path: Path) -> None:
         ),
         ('{"a": 1}\n', "lengths among a; add it, or name it with trace: {path: trace.csv, columns: {arr"),
         (f"{VIDUR_HEADER}\n0,1,1,1\n", "4 fields, but the header has 3"),
-        (f'{VIDUR_HEADER}\n0,"1,1\n', "cannot be parsed as CSV"),
+        (f'{VIDUR_HEADER}\n0,"1,1\n', "line 2 = '0,\"1,1': its quotes do not match"),
         (gzip.compress(csv_bytes([(0.5, 1, 1)] * 50), mtime=0)[:-20], "truncated gzip"),
         (b"\x1f\x8bnot gzip at all", "truncated gzip"),
         (bytes(range(256)) * 8, "neither text nor Parquet"),
@@ -367,7 +367,7 @@ def test_bad_file(tmp_path: Path, content: str | bytes, problem: str) -> None:
     ("row", "remedy"),
     [
         ('0,"1,497",3', "write it without a separator of thousands"),
-        ("11/18/2026 10:00:00,1,1", "correct or remove the row, or write all times as numbers, or as 2023-"),
+        ("10:00:00,1,1", "correct or remove the row, or write all times as numbers, or as 2023-"),
         ("0,-3,1", "correct or remove the row"),
     ],
 )
