@@ -378,9 +378,7 @@ def geometric_means(comparisons: Sequence[Comparison], metric: str) -> dict[str,
 def geometric_mean(
     comparisons: Sequence[Comparison], metrics: Sequence[str], policy: str, other: str
 ) -> list[Ratio]:
-    """For each metric, of one policy's ratios to another's. Of a trace, some have a value for each block, others
-    one.
-    """
+    """For each metric, of one policy's ratios to another's. A trace has some for each block, others once."""
     return [
         mean_ratios([(one.table(policy, [metric]), one.table(other, [metric])) for one in comparisons])[0]
         for metric in metrics
