@@ -110,9 +110,9 @@ class Objective(Spec):
             found[limit.metric] = limit.breach(metrics[name], other[name])
         return found
 
-    def penalty(self, breaches: Mapping[str, NDArray[np.float64]]) -> float:
+    def penalty(self, breaches: Mapping[str, NDArray[np.float64]], tolerance: float = TOLERANCE) -> float:
         """What breaches [scenarios] take from the share of cost that a policy saves."""
-        beyond = [np.maximum(0.0, breach - TOLERANCE).mean() for breach in breaches.values()]
+        beyond = [np.maximum(0.0, breach - tolerance).mean() for breach in breaches.values()]
         return BREACH_WEIGHT * float(np.sum(beyond))
 
 

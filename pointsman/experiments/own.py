@@ -46,6 +46,7 @@ Part = tuple[float, float]
 
 TRAINING, SELECTION, REPORT = "training", "selection", "report"
 PARTS: dict[str, Part] = {TRAINING: (0.0, 0.6), SELECTION: (0.6, 0.8), REPORT: (0.8, 1.0)}
+BEFORE_REPORT: Part = (PARTS[TRAINING][0], PARTS[SELECTION][1])  # of use to who has not trained yet
 
 SHUFFLED_REQUESTS = 32  # neighbours whose places are drawn anew: the mix of a minute stays in its minute
 MIN_REQUESTS = 30  # of a trace: each part has as many as it may have blocks
@@ -91,15 +92,17 @@ def report_configs(scenario: Scenario, seeds: Sequence[int], overrides: Sequence
     return [_part_of_run(config, PARTS[REPORT]) for config in configs]
 
 
-def _selection_configs(scenario: Scenario, seeds: Sequence[int], overrides: Sequence[str]) -> list[Config]:
-    """What chooses: seeds; of a trace a part, or if it is a long one some blocks of it, fewer than seeds."""
+def _selection_configs(
+    scenario: Scenario, seeds: Sequence[int], overrides: Sequence[str], part: Part
+) -> list[Config]:
+    """What chooses: seeds; of a trace a part, in blocks as long as the one for selection at most."""
     configs = [scenario.config(seed, overrides) for seed in seeds]
     if replayed(configs[0]) is None:
         return configs
-    first, last = PARTS[SELECTION]
+    first, last = part
     count = _enough(configs[0], scenario.folder)
-    num_requests = round((last - first) * count)
-    num_blocks = min(len(seeds), math.ceil(num_requests / MAX_SELECTION_REQUESTS))
+    block = min(PARTS[SELECTION][1] - PARTS[SELECTION][0], MAX_SELECTION_REQUESTS / count)
+    num_blocks = min(len(seeds), math.ceil((last - first) / block - 1e-9))
     bounds = np.linspace(first, last, num_blocks + 1).tolist()
     return [
         _part_of_run(config, (begin, end))
@@ -132,9 +135,11 @@ def reordered(one: Prepared, number: int) -> Prepared:
     return replace(one, workload=workload)
 
 
-def selection_episodes(scenario: Scenario, num_seeds: int, overrides: Sequence[str] = ()) -> list[Prepared]:
+def selection_episodes(
+    scenario: Scenario, num_seeds: int, overrides: Sequence[str] = (), part: Part = PARTS[SELECTION]
+) -> list[Prepared]:
     """What a policy in training is judged by: a run for each seed, or replays of a trace's part."""
-    configs = _selection_configs(scenario, SELECTION_SEEDS[:num_seeds], overrides)
+    configs = _selection_configs(scenario, SELECTION_SEEDS[:num_seeds], overrides, part)
     if replayed(configs[0]) is None:
         if scenario.path is not None:
             configs = [_shortened(config, MAX_SELECTION_REQUESTS) for config in configs]

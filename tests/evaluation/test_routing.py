@@ -30,7 +30,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         own,
         "_selection_configs",
-        lambda scenario, seeds, overrides: whole(scenario, seeds, [*overrides, "workload.requests=400"]),
+        lambda scenario, seeds, overrides, part: whole(
+            scenario, seeds, [*overrides, "workload.requests=400"], part
+        ),
     )
 
 

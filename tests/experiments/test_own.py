@@ -151,6 +151,14 @@ def test_a_part_again_has_its_times_and_its_requests_in_other_places(
     assert len({one.num_prefill_tokens.tobytes() for one in episodes}) == 20, "none is judged on twice"
 
 
+def test_what_has_not_trained_yet_is_chosen_on_all_that_is_not_kept(tmp_path: Path) -> None:
+    scenario = find_scenario(str(file_with_trace(tmp_path, 1000)))
+    episodes = [one.workload for one in selection_episodes(scenario, 8, part=own.BEFORE_REPORT)]
+    assert [len(one) for one in episodes] == [200] * 8, "as long as the part that selects, each twice"
+    seen = set().union(*(prompts(one) for one in episodes))
+    assert seen == set(range(1, 801))
+
+
 def test_long_traces_are_replayed_less_often() -> None:
     assert [own.num_replays_of(count) for count in (1, 12_500, 40_000, 10**6)] == [8, 8, 2, 1]
 

@@ -89,16 +89,16 @@ def test_the_same_comparison_as_on_the_simulator(cli: Cli, servers: list[str], t
 def test_a_recorded_trace_with_a_request_too_long(cli: Cli, servers: list[str], tmp_path: Path) -> None:
     recorded = [
         {"arrived_at": 3 + 0.01 * i, "num_prefill_tokens": tokens, "num_decode_tokens": 3, "outcome": "ok"}
-        for i, tokens in enumerate((*[6] * 20, 5, 9000, 7, 8, 9))  # the last fifth is sent
+        for i, tokens in enumerate((*[6] * 24, 5, 9000, 7, 8, 9, 10))  # the last fifth is sent
     ]
     (tmp_path / "traffic.jsonl").write_text("\n".join(map(json.dumps, recorded)))
     (tmp_path / "mine.yaml").write_text("workload: {trace: {path: traffic.jsonl}}\n")
     options = (tmp_path / "mine.yaml", "--seeds", 2, "--json")
     result = cli("evaluate", "random", "--live", servers[0], *options)
     assert result.status == 0, result.err
-    assert "1 of 5 requests are cut to the servers' 8192 tokens" in result.err
+    assert "1 of 6 requests are cut to the servers' 8192 tokens" in result.err
     metrics = result.json["comparisons"][0]["metrics"]["random"]
-    assert (metrics["num_requests"], metrics["num_unfinished"]) == ([2, 3], [0, 0])
+    assert (metrics["num_requests"], metrics["num_unfinished"]) == ([3, 3], [0, 0])
 
 
 def test_a_trace_is_cut_into_blocks() -> None:
