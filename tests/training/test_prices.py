@@ -77,11 +77,13 @@ def test_every_group_has_its_price_and_those_not_judged_the_mean() -> None:
     assert other.of("ttft_p99").tolist() == prices.of("ttft_p99").tolist()
 
 
-def limited_run(**prices: Any) -> list[dict[str, float]]:
+def limited_run(seed: int = 0, **prices: Any) -> list[dict[str, float]]:
+    """Rows of the evaluations."""
     config = fake_config(
         env={"kind": "training.limited"},
         prices={"start": {"noise": 0.02}, "range": 100.0, **prices},
         run={
+            "seed": seed,
             "steps": 16 * 32 * 90,
             "evaluate_every": 3,
             "checkpoint_every": 30,
@@ -92,14 +94,18 @@ def limited_run(**prices: Any) -> list[dict[str, float]]:
     host = MemoryHost(config)
     host.evaluate = make_evaluate(FakeSpec())
     train(Ranks(), config, None, host)
-    return host.rows
+    return [row for row in host.rows if "eval_score" in row]
+
+
+def final_noise(rows: list[dict[str, float]]) -> float:
+    return float(np.mean([row["eval_noise"] for row in rows[-5:]]))
 
 
 def test_training_finds_the_price_that_keeps_a_limit() -> None:
     """The cheapest is as noisy as any; a limit on noise costs something, and is kept for it."""
-    rows = [row for row in limited_run() if "eval_score" in row]
-    noise = np.mean([row["eval_noise"] for row in rows[-5:]])
-    assert noise == pytest.approx(LIMIT, abs=0.03)
+    rows = limited_run()
+    assert final_noise(rows) == pytest.approx(LIMIT, abs=0.03)
     assert rows[-1]["price/noise"] > 0.05
-    free = [row for row in limited_run(range=1.0) if "eval_score" in row]
-    assert np.mean([row["eval_noise"] for row in free[-5:]]) == pytest.approx(CHEAPEST_NOISE, abs=0.05)
+    # One training ends up to 0.06 from the cheapest, and where exactly depends on how a processor adds up.
+    free = [final_noise(limited_run(seed, range=1.0)) for seed in range(4)]
+    assert np.mean(free) == pytest.approx(CHEAPEST_NOISE, abs=0.06)
