@@ -22,6 +22,16 @@ ENDED = "ended/"  # and the limit that an episode was ended for
 QUANTILES = {"p01": 0.01, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
+def zero_frac(rewards: NDArray[Any], elapsed_s: NDArray[Any]) -> float:
+    """The share of rewards that are exactly 0, of steps in which time went by.
+
+    Where requests arrive together, or held ones go out together, a decision follows the other at once:
+    what they earn comes with the last of them.
+    """
+    counts = elapsed_s > 0
+    return float((rewards[counts] == 0).mean()) if counts.any() else float((rewards == 0).mean())
+
+
 class Ending(NamedTuple):
     """What was seen last in the episodes that were cut off at step t: their value is still to come."""
 
@@ -113,7 +123,7 @@ class Buffers:
             "reward_raw_mean": float(raw.mean()),
             "reward_raw_std": float(raw.std()),
             **{f"reward_raw_{name}": float(np.quantile(raw, q)) for name, q in QUANTILES.items()},
-            "reward_zero_frac": float((raw == 0).mean()),
+            "reward_zero_frac": zero_frac(raw, self.elapsed_s),
             "reward_clipped_frac": float(self.is_flat.mean()),
             **{f"reward/{name}": float(values.mean()) for name, values in self.terms.items()},
             **{f"reward_share/{name}": size / total for name, size in sizes.items() if total > 0},

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from pointsman.envs.entity import Bools, EntityEnv, Floats, Observation
 from pointsman.plain import in_percent
-from pointsman.training.buffers import QUANTILES
+from pointsman.training.buffers import QUANTILES, zero_frac
 from pointsman.training.ranks import Ranks
 
 # [N] actions for what is seen.
 Choose = Callable[[Observation], NDArray[np.int64]]
 
 MAX_FLAT_FRAC = 0.25  # of the steps, clipped or squashed beyond telling better from worse
-MAX_ZERO_FRAC = 0.5  # of the steps
+MAX_ZERO_FRAC = 0.5  # of the steps that take time
 MIN_GAIN = 0.05  # of the way from the worst to the best
 NUM_BINS = 20
 RANDOM = "random"
@@ -212,7 +212,7 @@ def _earned(name: str, result: Play, groups: tuple[str, ...], edges: NDArray[np.
         {group: result.per_second(index) for index, group in enumerate(groups)},
         {key: float(np.quantile(result.raw, share)) for key, share in QUANTILES.items()},
         tuple(counts.tolist()),
-        float((result.raw == 0).mean()),
+        zero_frac(result.raw, result.elapsed_s),
         float(result.is_flat.mean()),
     )
 

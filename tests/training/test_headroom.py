@@ -47,6 +47,20 @@ class Sparse(Rewarded):
         return np.where(cost < 0.05, 0.25, 0.0).astype(np.float32)
 
 
+class InBursts(Rewarded):
+    """Four decisions at once, and then a second: what the four earn comes with the last of them."""
+
+    num_steps = 0
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        step = super().step(actions)
+        self.num_steps += 1
+        if self.num_steps % 4 == 0:
+            return step
+        nothing = np.zeros_like(step.reward)
+        return step._replace(reward=nothing, terms={"all": nothing}, elapsed_s=nothing)
+
+
 class Noise(Rewarded):
     """A reward that has nothing to do with what was chosen."""
 
@@ -145,6 +159,12 @@ def test_rewards_of_zero_are_reported() -> None:
     found = headroom_of(Sparse)
     assert found.earned[1].zero_frac > 0.9
     assert "exactly 0" in found.warnings[0]
+
+
+def test_decisions_at_one_moment_earn_together() -> None:
+    found = headroom_of(InBursts)
+    assert found.earned[1].zero_frac == 0.0
+    assert not [warning for warning in found.warnings if "exactly 0" in warning]
 
 
 def test_rewards_that_tell_nothing_from_chance_are_reported() -> None:
