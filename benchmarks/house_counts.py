@@ -49,7 +49,7 @@ def profile(frame, event, argument):
     if event not in ("call", "return") or not code.co_filename.startswith(package):
         return
     name = f"{code.co_filename[len(package) + 1:]}:{code.co_qualname}"
-    if name in ("simulator/run.py:run", "policies/rollout.py:run"):
+    if name == "simulator/run.py:run":
         depth += 1 if event == "call" else -1
     if event == "call" and not code.co_name.startswith("<"):
         seen[name] = seen.get(name, False) or depth > 0

@@ -156,7 +156,7 @@ class GymRoutingEnv(GymEnv):
     ===========  ===============  ========================================================================
     entities     [R, F] float32   each replica: load, delays, trends, scraped gauges, speed, and what this
                                   request would meet there; padding is 0. Names, units and meanings:
-                                  `policies.observation.ENTITY_FEATURES`
+                                  `routing.features.ENTITY_FEATURES`
     context      [C] float32      the request and the cluster as a whole: `CONTEXT_FEATURES`
     entity_mask  [R] int8         1 where there is a replica
     action_mask  [R + 1] int8     1 where the action is legal; never all 0

@@ -2,7 +2,8 @@
 
 Observation: for each replica the features of `routing.features.ENTITY_FEATURES`, for the request to place
 and the cluster as a whole `CONTEXT_FEATURES`; for critics `PRIVILEGED_FEATURES`, which no policy may see.
-Action: 0 holds the oldest queued request, k sends it to replica k - 1. Holding is legal only while no replica
+Action: 0 holds the request to place, k sends it to replica k - 1; which of the queued requests that is,
+`hold.small_first` says (routing/ordering.py). Holding is legal only while no replica
 has room (routing/legality.py says what that means), and never beyond `max_hold_s`.
 Reward: envs/rewards.py. Episode: a window of endless traffic, entered somewhere in the middle: `warmup`
 requests are routed by a heuristic drawn at random, good or bad, so that the policy sees states it would not

@@ -12,8 +12,8 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from pointsman.compiled.jit import kernel_digest
 from pointsman.experiments.running import run_to_end
+from pointsman.files import replace_file
 from pointsman.routing.policy import PolicySpec, PolicyTables
 from pointsman.simulator.cluster import Clusters
 from pointsman.simulator.plan import ReplicaPlan
@@ -82,7 +83,7 @@ def _remembered(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> 
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or not ours: find it again
     capacity = _saturate(plan, prompts, outputs)
-    _write_atomically(path, json.dumps({"requests_per_s": capacity}))
+    _write(path, json.dumps({"requests_per_s": capacity}))
     return capacity
 
 
@@ -105,14 +106,10 @@ def _digest(plan: ReplicaPlan, prompts: np.ndarray, outputs: np.ndarray) -> str:
     return digest.hexdigest()[:32]
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    try:
+def _write(path: Path, text: str) -> None:
+    with suppress(OSError):  # a cache that cannot be written only costs time
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(path)
-    except OSError:
-        return  # a cache that cannot be written only costs time
+        replace_file(path, text.encode())
 
 
 def rate_text(rate_rps: float) -> str:

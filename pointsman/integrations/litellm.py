@@ -77,7 +77,9 @@ class PointsmanStrategy(CustomRoutingStrategyBase, CustomLogger):
         request_kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = {} if request_kwargs is None else request_kwargs
-        group = self._groups.setdefault(model, _Group(Core(self._policy, max_hold_s=self._max_hold_s)))
+        if model not in self._groups:
+            self._groups[model] = _Group(Core(self._policy, max_hold_s=self._max_hold_s))
+        group = self._groups[model]
         length = len(json.dumps(messages or input or "", default=str)) // CHARACTERS_A_TOKEN
         request = Request(group.core.prompt_length(max(1, length)))
         group.num_held += 1

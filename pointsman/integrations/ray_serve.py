@@ -126,6 +126,7 @@ class PointsmanRequestRouter(RequestRouter):
             if name not in by_name:
                 state.core.remove(name)
                 state.stats.pop(name, None)
+                state.figures.pop(name, None)
         for name, replica in by_name.items():
             stats = replica.routing_stats or {}
             figures = {**self._figures, **{figure: stats[figure] for figure in FIGURES if figure in stats}}

@@ -91,6 +91,7 @@ class Router:
         self.history = History(self._metrics, self.registry, monotonic())
         self.on_tick: list[Callable[[float], None]] = [self.proxy.tick, self.history.tick]
         self.registry.on_change.append(self._log_change)
+        self.registry.on_change.append(lambda replica, what: self.metrics.follow(replica.name, what))
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
 

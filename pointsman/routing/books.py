@@ -150,8 +150,10 @@ class Books:
     def add(self, name: str, told: Mapping[str, float] | None = None) -> int:
         """A new replica, which accepts requests; `told`: what is said of it, which traffic corrects."""
         if self.shared is not None and len(self._slots) == MAX_REPLICAS:
-            problem = f"books of more than {MAX_REPLICAS} servers cannot be shared"
-            raise InputError("--workers", len(self.shared), problem, "use one process")
+            problem = (
+                f"one server more than the {MAX_REPLICAS} that can be shared between processes or routers"
+            )
+            raise InputError("replica", name, problem, "use one process, without --share")
         estimator = Estimator(_checked(told or {}))
         slot = self._rows.index(NOBODY) if NOBODY in self._rows else len(self._rows)
         if slot == len(self._rows):

@@ -57,7 +57,10 @@ def save(trainer: Trainer) -> TrainerState:
         values["recordings"] = [recording for recording, _ in parts]
         for rank, (_, theirs) in enumerate(parts):
             arrays |= {f"rank{rank}/{name}": torch.from_numpy(array) for name, array in theirs.items()}
-    return TrainerState({name: tensor.numpy().copy() for name, tensor in arrays.items()}, values)
+    # What is trained on must not change what was saved: most of these values are parts of the trainer.
+    return TrainerState(
+        {name: tensor.numpy().copy() for name, tensor in arrays.items()}, copy.deepcopy(values)
+    )
 
 
 def restore(trainer: Trainer, state: TrainerState) -> None:

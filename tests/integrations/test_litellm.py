@@ -12,7 +12,9 @@ import pytest
 litellm = pytest.importorskip("litellm")
 pytestmark = pytest.mark.filterwarnings("default")  # of LiteLLM's own imports
 
+from pointsman.integrations import litellm as strategies  # noqa: E402
 from pointsman.integrations.litellm import PointsmanStrategy  # noqa: E402
+from pointsman.routing import Core  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "word " * 50}]
 
@@ -36,6 +38,24 @@ def router(num_deployments: int = 3, **parameters: Any) -> Any:
         ],
         num_retries=0,
     )
+
+
+def test_a_model_has_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def core(*arguments: Any, **options: Any) -> Core:
+        made.append(Core(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(strategies, "Core", core)
+
+    async def play() -> None:
+        routed = router()
+        PointsmanStrategy.install(routed, policy="least-outstanding")
+        await asyncio.gather(*(routed.acompletion(model="m", messages=MESSAGES) for _ in range(3)))
+
+    asyncio.run(play())
+    assert len(made) == 1
 
 
 async def ended(strategy: PointsmanStrategy) -> None:

@@ -234,6 +234,24 @@ def test_cut_in_the_middle_of_an_update_is_the_same_too(whole: Path, tmp_path: P
     assert (folder / "finished.json").exists()
 
 
+def test_cut_in_an_evaluation_is_the_same_too(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, stop, evaluate = tmp_path / "cut", StopSwitch(), runs.Run.evaluate
+
+    def cut(run: runs.Run, checkpoint: Checkpoint) -> dict[str, float]:
+        if checkpoint.metadata["update"] == 6:
+            stop.press()
+        return evaluate(run, checkpoint)
+
+    monkeypatch.setattr(runs.Run, "evaluate", cut)
+    assert runs.start(CONFIG, folder, Silent(), stop).is_stopped
+    monkeypatch.undo()
+    resume(folder)
+    assert policy(folder) == policy(whole)
+    assert curves(folder) == curves(whole)
+
+
 def test_what_is_written_is_never_cut() -> None:
     stop = StopSwitch()
     stop.press()

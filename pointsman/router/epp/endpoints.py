@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from collections import Counter
@@ -10,6 +11,7 @@ from pointsman.router.logs import Log
 from pointsman.router.replicas.registry import Registry, Replica
 
 MAX_BROKEN_OFF = 5  # in a row; with as many clients that leave as stay, one in 32 gets there
+RETRY_S = 2.0
 
 
 class Endpoints:
@@ -19,9 +21,15 @@ class Endpoints:
         self._by_slot: dict[int, str] = {}
         self._replicas: dict[str, Replica] = {}
         self._num_broken_off: Counter[int] = Counter()  # by slot, since an answer came to its end there
+        self._resolving: dict[int, asyncio.Task[None]] = {}  # by slot: whose address is looked for
         for replica in registry:
             self._add(replica)
         registry.on_change.append(self._follow)
+
+    async def resolved(self) -> None:
+        """Wait for the names that can be resolved at once."""
+        if self._resolving:
+            await asyncio.wait(self._resolving.values(), timeout=RETRY_S)
 
     def of(self, replica: Replica) -> str:
         return self._by_slot[replica.slot]
@@ -56,21 +64,43 @@ class Endpoints:
         if what == "added":
             self._add(replica)
         elif what == "removed":
-            endpoint = self._by_slot.pop(replica.slot)
+            self._num_broken_off.pop(replica.slot, None)  # the next of this number is another
+            resolving = self._resolving.pop(replica.slot, None)
+            if resolving is not None:
+                resolving.cancel()
+            endpoint = self._by_slot.pop(replica.slot, "")
             if self._replicas.get(endpoint) is replica:  # not one that has come back meanwhile
                 del self._replicas[endpoint]
 
     def _add(self, replica: Replica) -> None:
-        """A name is resolved once: gateways want addresses."""
-        host, port = replica.address.host, replica.address.port
+        """A name is resolved once: gateways want addresses. Until then nothing may go there."""
         try:
-            ipaddress.ip_address(host)
+            ipaddress.ip_address(replica.address.host)
         except ValueError:
+            self._registry.drain(replica.name, True)
+            resolving = asyncio.get_running_loop().create_task(self._resolve(replica))
+            self._resolving[replica.slot] = resolving
+        else:
+            self._is_at(replica, replica.address.host)
+
+    async def _resolve(self, replica: Replica) -> None:
+        host, port = replica.address.host, replica.address.port
+        problem = ""
+        while True:
             try:
-                host = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                break
             except OSError as error:
-                self._log.event("replica without an address", replica=replica.name, problem=str(error))
-                self._registry.drain(replica.name, True)
+                if str(error) != problem:  # once, not every two seconds
+                    problem = str(error)
+                    self._log.event("replica without an address", replica=replica.name, problem=problem)
+                await asyncio.sleep(RETRY_S)
+        del self._resolving[replica.slot]
+        self._is_at(replica, str(found[0][4][0]))
+        self._registry.drain(replica.name, False)
+
+    def _is_at(self, replica: Replica, host: str) -> None:
+        port = replica.address.port
         endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._by_slot[replica.slot] = endpoint
         self._replicas[endpoint] = replica

@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from hpack import Decoder
 from hpack.exceptions import HPACKError
 
-OK, NOT_FOUND, UNIMPLEMENTED = 0, 5, 12
+OK, NOT_FOUND, UNIMPLEMENTED, INTERNAL = 0, 5, 12, 13
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(10)
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _HAS_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
@@ -252,7 +252,13 @@ class GrpcConnection(asyncio.Protocol):
             message = bytes(received[_PREFIX.size : end])
             del received[:end]
             if stream.call is not None:
-                stream.call.hear(message)
+                try:
+                    stream.call.hear(message)
+                except Exception as error:  # the other calls of this connection have nothing to do with it
+                    about = {"message": "cannot handle a message", "exception": error}
+                    asyncio.get_running_loop().call_exception_handler(about)
+                    stream.end(INTERNAL)
+                    stream.call.hung_up()
 
     # --- what goes ---
 

@@ -35,6 +35,7 @@ class Picker:
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """-> the port, which was free to choose if 0 was given."""
+        await self._endpoints.resolved()
         self._server = await asyncio.get_running_loop().create_server(
             lambda: GrpcConnection(self._call, self._connections),
             host,

@@ -131,6 +131,10 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
+            cause = error.__context__
+            if cause is not None and not isinstance(cause, _RefusedError):
+                about = {"message": "cannot read a request", "exception": cause}
+                asyncio.get_running_loop().call_exception_handler(about)
             self._stop(self._refusal or malformed(error))
         else:
             if self._reading == IN_HEAD:

@@ -117,8 +117,11 @@ class Follower:
                 await self._follow()
             await asyncio.sleep(_RETRY_S)
 
-    async def metrics_text(self) -> bytes:
-        """The metrics of all processes, or of this one alone if there is no leader to ask."""
+    async def metrics_text(self) -> bytes | None:
+        """The metrics of all processes. None: there is no leader to ask, or it does not answer.
+
+        Those of this process alone would look as if the counters had begun anew.
+        """
         if self._writer is not None:
             answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             self._asked.append(answer)
@@ -127,7 +130,7 @@ class Follower:
             with suppress(TimeoutError, asyncio.CancelledError):
                 async with asyncio.timeout(_ANSWER_S):
                     return (await answer).encode()
-        return self._router.proxy.exposition_text()
+        return None
 
     async def _follow(self) -> None:
         reader, writer = await asyncio.open_unix_connection(self._path, limit=_MAX_LINE)
@@ -157,6 +160,8 @@ class Follower:
             await asyncio.sleep(_REPORT_S)
 
     def _report(self, writer: asyncio.StreamWriter) -> None:
+        if writer.is_closing():  # what nobody hears must be counted the next time
+            return
         router = self._router
         replicas = {one.name: one.numbers for one in router.registry}
         now = {"held": router.metrics.num_held, "clients": router.metrics.num_clients}

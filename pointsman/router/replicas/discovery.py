@@ -197,6 +197,8 @@ class Discovery:
                 await self.look(is_returning=True)
             except InputError as error:  # a backend that makes no sense
                 self._say(str(error))
+            except Exception as error:  # or nobody would ever look again
+                self._say(f"{type(error).__name__}: {error}")
 
     async def look(self, *, is_returning: bool = False) -> None:
         try:

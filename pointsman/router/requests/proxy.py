@@ -52,6 +52,7 @@ _OWN = frozenset(
         b"x-pointsman-decision",
     )
 )
+_NO_LEADER = refusal(503, "the process that counts for all does not answer; ask again", "server_error")
 _LATENCY_S = np.array(LATENCY_S, np.float64)
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -80,7 +81,7 @@ class Proxy:
         self.dispatcher = dispatcher
         self.metrics = metrics
         self.is_draining = False
-        self.ask_leader: Callable[[], Awaitable[bytes]] | None = None  # for the metrics of all processes
+        self.ask_leader: Callable[[], Awaitable[bytes | None]] | None = None  # for metrics of all processes
         self.clients: set[ClientConnection] = set()
         self.active: set[BookedRequest] = set()
         self._ended = EndedRequests()
@@ -228,8 +229,9 @@ class Proxy:
     def _metrics(self) -> Answer:
         return Answer(200, self.exposition_text(), _PROMETHEUS)
 
-    async def _all_metrics(self, ask: Callable[[], Awaitable[bytes]]) -> Answer:
-        return Answer(200, await ask(), _PROMETHEUS)
+    async def _all_metrics(self, ask: Callable[[], Awaitable[bytes | None]]) -> Answer:
+        text = await ask()
+        return _NO_LEADER if text is None else Answer(200, text, _PROMETHEUS)
 
     def _models(self) -> Answer:
         """All models of all replicas, each once."""

@@ -7,7 +7,7 @@ policy of a request is who sent it where it went: the one in charge, its stand-i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +22,7 @@ LATENCY_S = (
 )
 _DECISION_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)
 NO_REPLICA = NO_POLICY = ""
+MAX_DEPARTED = 64  # servers that are gone and whose figures are still kept
 _COUNTERS = (
     "requests",
     "decisions",
@@ -102,6 +103,7 @@ class Metrics:
         self.num_held = 0
         self.num_clients = 0
         self.sharing: Sharing | None = None
+        self._departed: deque[str] = deque()
         # What other processes hold now, by process.
         self.elsewhere: dict[int, dict[str, int]] = {}
 
@@ -112,6 +114,22 @@ class Metrics:
     @property
     def all_clients(self) -> int:
         return self.num_clients + sum(one["clients"] for one in self.elsewhere.values())
+
+    def follow(self, replica: str, what: str) -> None:
+        """Forget all but the last servers that left: where servers come and go, names never end."""
+        if what == "added" and replica in self._departed:
+            self._departed.remove(replica)
+        elif what == "removed":
+            self._departed.append(replica)
+            if len(self._departed) > MAX_DEPARTED:
+                self._forget(self._departed.popleft())
+
+    def _forget(self, replica: str) -> None:
+        first_label: tuple[dict[Any, Any], ...] = (self.ttft_s, self.e2e_s, self.requests, self.tokens)
+        for labels, of_all in ((0, first_label), (1, (self.decisions, self.shadow_decisions))):
+            for figures in of_all:
+                for key in [key for key in figures if key[labels] == replica]:
+                    del figures[key]
 
     def take(self) -> dict[str, Any]:
         """Hand out all that was counted, as lists for `add` of another process, and count anew from 0."""

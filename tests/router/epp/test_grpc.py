@@ -21,6 +21,7 @@ from tests.router.certificates import new_authority
 from tests.router.harness import run, until
 
 MANY = 2000
+BROKEN = b"broken"
 
 
 class Echo:
@@ -32,6 +33,8 @@ class Echo:
         self._stream = stream
 
     def hear(self, message: bytes) -> None:
+        if message == BROKEN:
+            raise ValueError(message)
         self._stream.say(message)
 
     def hung_up(self) -> None:
@@ -97,6 +100,28 @@ def test_unknown_methods_and_clients_that_leave() -> None:
             call.cancel()
             await until(lambda: Echo.num_hung_up == before + 1)
             assert await echoed(channel, [b"b"]) == [b"b"]
+
+    run(scenario)
+
+
+def test_a_message_that_breaks_its_call_leaves_the_others_alone() -> None:
+    async def scenario() -> None:
+        told: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about["exception"]))
+        async with server() as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            other = channel.stream_stream("/test/Echo")()
+            await other.write(b"a")
+            assert await other.read() == b"a"
+            broken = channel.stream_stream("/test/Echo")()
+            await broken.write(BROKEN)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await broken.read()
+            assert caught.value.code() == grpc.StatusCode.INTERNAL
+            await other.write(b"b")
+            assert await other.read() == b"b"
+            await other.done_writing()
+            assert await other.code() == grpc.StatusCode.OK
+        assert [str(error) for error in told] == [str(ValueError(BROKEN))]
 
     run(scenario)
 

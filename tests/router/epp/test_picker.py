@@ -427,6 +427,36 @@ def test_a_replica_that_is_back_before_its_old_requests_have_ended_is_found() ->
     run(scenario)
 
 
+def test_a_name_is_resolved_when_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pointsman.router.epp.endpoints.RETRY_S", 0.05)
+
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            loop, num_asked = asyncio.get_running_loop(), 0
+
+            async def getaddrinfo(host: str, port: int, **kind: Any) -> Any:
+                nonlocal num_asked
+                num_asked += 1
+                if num_asked < 3:
+                    raise OSError("no such host")
+                return [(2, 1, 6, "", ("10.0.0.7", port))]
+
+            monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo, raising=False)
+            endpoints = Endpoints(c.router.registry, c.router.log)
+            named = c.router.registry.add(Backend(url="http://vllm.internal:8000"))
+            assert named not in c.router.registry.accepting
+            await until(lambda: named in c.router.registry.accepting)
+            assert endpoints.of(named) == "10.0.0.7:8000"
+            assert num_asked == 3
+            assert c.log.getvalue().count("replica without an address") == 1
+            gone = c.router.registry.add(Backend(url="http://other.internal:8000"))
+            c.router.registry.remove(gone.name)
+            await asyncio.sleep(0.1)
+            assert endpoints.find("10.0.0.7:8000") is named
+
+    run(scenario)
+
+
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
 def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
     pytest.importorskip("redis")

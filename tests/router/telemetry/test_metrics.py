@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pointsman.router.config import Backend
+from pointsman.router.telemetry.metrics import MAX_DEPARTED
 from pointsman.router.telemetry.recording import Recorder, new_recording
 from pointsman.routing.calibration import Estimate
 from tests.router.harness import admin, cluster, get, metric_values, post, run, until
@@ -116,5 +118,29 @@ def test_estimates_and_their_errors_are_on_metrics_and_in_the_record(tmp_path: P
             recorded = (*figures, "speed_error", "policy")
             assert [streamed[name] for name in recorded] == [*figures.values(), 0.02, "fake"]
         recorder.close()
+
+    run(scenario)
+
+
+def test_servers_that_left_long_ago_are_forgotten() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            (url,) = (mock.url for mock in c.mocks)
+            requests, registry = c.router.metrics.requests, c.router.registry
+            assert (await c.ask()).status == 200
+            for number in range(MAX_DEPARTED - 1):
+                registry.add(Backend(url=f"http://127.0.0.1:{number + 1}"))
+                registry.remove(f"http://127.0.0.1:{number + 1}")
+            registry.remove(url)
+            registry.add(Backend(url=url))
+            assert (await c.ask()).status == 200  # it is back, and counts on
+            assert c.router.metrics.requests[url, "fake", 200] == 2
+            registry.remove(url)
+            for number in range(MAX_DEPARTED):
+                assert requests[url, "fake", 200] == 2
+                assert url.encode() in (await c.ask(get("/metrics"))).body
+                registry.add(Backend(url=f"http://127.0.0.1:{number + 1}"))
+                registry.remove(f"http://127.0.0.1:{number + 1}")
+            assert url.encode() not in (await c.ask(get("/metrics"))).body
 
     run(scenario)
