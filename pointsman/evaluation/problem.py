@@ -56,7 +56,7 @@ class Problem:
     appraise: Callable[..., Any] | None = None
     # spec -> spec: what a configuration leaves open, and a run decides before it begins.
     settle: Callable[[Any], Any] | None = None
-    # spec, policies to learn on from -> the one to take, and the spec with what comes with it.
+    # The same where a run learns on: spec, policies -> the one to begin with, and the spec that suits it.
     choose_start: Callable[[Any, Sequence[str]], tuple[str, Any]] | None = None
     # What must be open during a run.
     session: Callable[[Any], AbstractContextManager[None]] = nullcontext
@@ -107,13 +107,13 @@ def settled(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_start(section: Mapping[str, Any], policies: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The policy to learn on from, and a settled section `env` with what comes with it."""
+    """The policy to learn on from, and the section `env` with what comes with it and nothing left open."""
     choose = find_problem(section["kind"]).choose_start
     if choose is None:
         if len(policies) > 1:
             problem = f"are several, and env.kind {section['kind']} does not choose"
             raise InputError("run.start_from", ", ".join(policies), problem, "name one")
-        return policies[0], {**section}
+        return policies[0], settled(section)
     policy, spec = choose(env_spec(section), policies)
     return policy, {"kind": section["kind"], **spec.model_dump(mode="json")}
 

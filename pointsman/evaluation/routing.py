@@ -13,7 +13,7 @@ share of illegal actions: compiled decisions take the best of the legal ones, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -170,32 +170,51 @@ def settle(spec: RoutingSpec) -> RoutingSpec:
     """
     if spec.hold.small_first is not None:
         return spec
-    selection = RoutingSelection(spec)
-
-    def score(small_first: float) -> float:
-        table = selection.measure(PolicySpec(kind=REFERENCE, small_first=small_first))
-        return selection.score(selection.block_returns(table), selection.breaches(table))
-
-    scores = {order: score(order) for order in ORDERS}
-    best = max(ORDERS, key=scores.__getitem__)
-    if scores[best] - scores[SMALL_FIRST] < WORTH_IT:
-        best = SMALL_FIRST
-    return spec.model_copy(update={"hold": spec.hold.model_copy(update={"small_first": best})})
+    return _best_order(spec, lambda order: PolicySpec(kind=REFERENCE, small_first=order))
 
 
 def choose_start(spec: RoutingSpec, policies: Sequence[str]) -> tuple[str, RoutingSpec]:
-    """The policy that is best on all that is not kept for the report, and how late a first token may be.
+    """The policy that is best to learn on from, how late a first token may come, and the order best for it.
 
-    All are judged as the run would run them: with its order and its service level. The limits hardly count
-    yet: a P99 of one trace is uncertain, and to keep them is what training is for.
+    All are judged as the run would run them: with its order and its service level.
     """
-    starts = [(policy, *_start(spec, policy)) for policy in policies]
+    is_open = spec.hold.small_first is None
+    usual = _in_order(spec, SMALL_FIRST) if is_open else spec
+    starts = [(policy, *_start(usual, policy)) for policy in policies]
     if len(starts) == 1:
         ((best, _, as_it_runs),) = starts
     else:
-        evaluate = RoutingSelection(spec, BEFORE_REPORT, CURABLE)
+        evaluate = _first_judge(spec)
         best, _, as_it_runs = max(starts, key=lambda start: evaluate(start[1])["eval_score"])
+    if is_open:
+        as_it_runs = _best_order(as_it_runs, lambda order: _start(_in_order(spec, order), best)[0])
     return best, as_it_runs
+
+
+def _first_judge(spec: RoutingSpec) -> RoutingSelection:
+    """Of what is decided before a run: by all that is not kept for the report.
+
+    The limits hardly count yet: a P99 of one part of a trace says more of chance than of an order or a
+    policy, and to keep them is what training is for.
+    """
+    return RoutingSelection(spec, BEFORE_REPORT, CURABLE)
+
+
+def _best_order(spec: RoutingSpec, policy: Callable[[float], AnyPolicy]) -> RoutingSpec:
+    """`policy` of an order: who is judged in it."""
+    judge = _first_judge(spec)
+
+    def score(order: float) -> float:
+        table = judge.measure(policy(order))
+        return judge.score(judge.block_returns(table), judge.breaches(table))
+
+    scores = {order: score(order) for order in ORDERS}
+    best = max(ORDERS, key=scores.__getitem__)
+    return _in_order(spec, best if scores[best] - scores[SMALL_FIRST] >= WORTH_IT else SMALL_FIRST)
+
+
+def _in_order(spec: RoutingSpec, order: float) -> RoutingSpec:
+    return spec.model_copy(update={"hold": spec.hold.model_copy(update={"small_first": order})})
 
 
 def _start(spec: RoutingSpec, policy: str) -> tuple[Checkpoint, RoutingSpec]:

@@ -110,11 +110,11 @@ def start(
 
 def _settled(config: TrainConfig) -> TrainConfig:
     """Nothing left open: which order suits the traffic, and which policy to learn on from."""
-    env, run = settled(config.env), config.run
-    if run.start_from is not None:
-        policy, env = with_start(env, policies_in(run.start_from))
-        run = run.model_copy(update={"start_from": policy})
-    return config.model_copy(update={"env": env, "run": run})
+    run = config.run
+    if run.start_from is None:
+        return config.model_copy(update={"env": settled(config.env)})
+    policy, env = with_start(config.env, policies_in(run.start_from))
+    return config.model_copy(update={"env": env, "run": run.model_copy(update={"start_from": policy})})
 
 
 def resume(

@@ -9,8 +9,10 @@ import pytest
 
 from pointsman.envs.routing import HoldRule, RoutingEvaluationSpec, RoutingSpec
 from pointsman.errors import InputError, PointsmanWarning
-from pointsman.evaluation.routing import SHOWN, RoutingSelection, choose_start, settle
+from pointsman.evaluation import routing
+from pointsman.evaluation.routing import CURABLE, SHOWN, RoutingSelection, choose_start, settle
 from pointsman.experiments import own
+from pointsman.experiments.own import BEFORE_REPORT, Part
 from pointsman.inference.checkpoint import load_checkpoint
 from pointsman.routing.ordering import SMALL_FIRST
 from pointsman.routing.policy import PolicySpec
@@ -116,6 +118,39 @@ def test_a_start_brings_its_limit_on_a_late_first_token() -> None:
     assert chosen([limited]) == (limited, (0.3,))
     assert chosen(["default"]) == ("default", (None,))
     assert chosen(["default", limited], objective="mean") == (limited, (0.3,))
+
+
+def test_the_order_that_is_left_open_is_what_serves_the_start_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that holds more than late-binding does has more to gain by it."""
+    monkeypatch.undo()
+
+    def order(small_first: float | None) -> float | None:
+        fields = {
+            "scenarios": ["steady-code"],
+            "evaluation": {"seeds": 2},
+            "hold": {"small_first": small_first},
+        }
+        start, spec = choose_start(parse_spec(RoutingSpec, fields, "env"), ["default"])
+        assert start == "default"
+        return spec.hold.small_first
+
+    found = order(None)
+    assert found is not None and found > SMALL_FIRST
+    assert order(0.2) == 0.2
+
+
+def test_an_order_is_chosen_on_all_but_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[tuple[object, float]] = []
+
+    class Judge(RoutingSelection):
+        def __init__(self, spec: RoutingSpec, part: Part, tolerance: float) -> None:
+            judged.append((part, tolerance))
+            super().__init__(spec, part, tolerance)
+
+    monkeypatch.setattr(routing, "RoutingSelection", Judge)
+    settle(parse_spec(RoutingSpec, {"hold": {"small_first": None}, "evaluation": {"seeds": 2}}, "env"))
+    chosen(["default"], hold={"small_first": None})
+    assert judged == [(BEFORE_REPORT, CURABLE)] * 2
 
 
 def test_only_what_learned_can_be_learned_on_from() -> None:
