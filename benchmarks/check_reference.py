@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import re
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any
 
 from reference_simulator import BatchRecord, Result, simulate
 
-GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "vidur" / "golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "data" / "golden"
 RUN_NAME = re.compile(
     r"(vllm|sarathi|orca)_(round_robin|lor)_(\d+)r_(mod|over|burst|tight|cap|chunk64)(_pp2)?"
 )
@@ -29,8 +30,10 @@ ORCA_MAX_BATCH_SIZE = 118  # the planner's sequences, below the cap of 128; also
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    """Of `path`, or of the same packed by gzip."""
+    packed = path.with_name(path.name + ".gz")
+    text = gzip.decompress(packed.read_bytes()).decode() if packed.exists() else path.read_text()
+    return list(csv.DictReader(text.splitlines()))
 
 
 def read_trace(golden: Path, name: str) -> tuple[list[float], list[int], list[int]]:
@@ -113,7 +116,8 @@ def batch_differences(result: Result, rows: list[dict[str, str]]) -> list[str]:
 
 def check(golden: Path) -> bool:
     summary = {row["tag"]: row for row in read_csv(golden / "summary.csv")}
-    runs = sorted(path.stem for path in golden.glob("*.csv") if RUN_NAME.fullmatch(path.stem))
+    names = sorted(path.name.partition(".")[0] for path in golden.glob("*.csv*"))
+    runs = [name for name in names if RUN_NAME.fullmatch(name)]
     num_exact = 0
     for run in runs:
         trace, settings = run_settings(run)
@@ -122,9 +126,8 @@ def check(golden: Path) -> bool:
         differences = request_differences(result, rows)
         if run in summary and int(summary[run]["batches"]) != result.num_batches:
             differences.append(f"batches: expected {summary[run]['batches']}, found {result.num_batches}")
-        batches = golden / f"batches_{run}.csv"
-        if batches.exists():
-            differences += batch_differences(result, read_csv(batches))
+        if f"batches_{run}" in names:
+            differences += batch_differences(result, read_csv(golden / f"batches_{run}.csv"))
         verdict = (
             f"NOT exact, {len(differences)} differences, first: {differences[0]}" if differences else "exact"
         )
@@ -165,7 +168,7 @@ def main() -> int:
     parser.add_argument("--golden", type=Path, default=GOLDEN, help="folder of the golden runs")
     parser.add_argument("--speed", action="store_true", help="time the 4-replica traces instead")
     arguments = parser.parse_args()
-    if not (arguments.golden / "summary.csv").exists():
+    if not list(arguments.golden.glob("summary.csv*")):
         parser.error(f"{arguments.golden} holds no golden runs; give their folder with --golden")
     if arguments.speed:
         measure_speed(arguments.golden)

@@ -1,9 +1,9 @@
 """A plain Python simulator of an LLM serving cluster with Vidur's semantics: our yardstick and slow twin.
 
-It does what `shared/vidur/SEMANTICS.md` says, one event at a time and one object per request, in plain Python
-without libraries. Two uses: the compiled simulator in `pointsman/simulator` is timed against it, and tests
-compare the two request by request. For the second use it must stay independent: it is written from the text
-alone and shares no code with the package.
+It does what Vidur does (docs/simulator.md has its quirks), one event at a time and one object per request, in
+plain Python without libraries. Two uses: the compiled simulator in `pointsman/simulator` is timed against it,
+and tests compare the two request by request. For the second use it must stay independent: it is written from
+the text alone and shares no code with the package.
 
 Schedulers `vllm`, `sarathi`, `orca` are Vidur's, quirks included; `vllm-v1` follows today's vLLM. Routers are
 `round-robin` and `vidur-lor`. Left out: every cost model but `linear`, heterogeneous replicas, failures,

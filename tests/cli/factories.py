@@ -8,7 +8,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "data" / "golden"
-SHARED_GOLDEN = ROOT.parent / "shared" / "vidur" / "golden"
 
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens"
 

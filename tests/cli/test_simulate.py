@@ -9,7 +9,7 @@ import pytest
 from pointsman.experiments import simulate as evaluation
 
 from .conftest import Cli
-from .factories import EXAMPLE, GOLDEN, SHARED_GOLDEN, config_file, read_rows
+from .factories import EXAMPLE, GOLDEN, config_file, read_rows
 
 COLUMNS = [
     "request_id",
@@ -31,7 +31,7 @@ def check_golden(cli: Cli, folder: Path, run: str, trace: Path, *overrides: str)
     out = folder / "requests.csv"
     assert cli("simulate", config, *overrides, "--requests", out).status == 0
     rows = read_rows(out)
-    expected = read_rows((GOLDEN if (GOLDEN / f"{run}.csv.gz").exists() else SHARED_GOLDEN) / f"{run}.csv")
+    expected = read_rows(GOLDEN / f"{run}.csv")
     assert list(rows[0]) == [*COLUMNS, "num_cached_tokens"]
     assert [list(row.values())[: len(COLUMNS)] for row in rows] == [
         [row[column] for column in VIDUR_COLUMNS] for row in expected
@@ -45,9 +45,8 @@ def test_reproduces_a_run_of_vidur_to_the_last_digit(cli: Cli, tmp_path: Path) -
     assert {row["num_restarts"] for row in rows} > {"0"}
 
 
-@pytest.mark.skipif(not SHARED_GOLDEN.exists(), reason="needs ../shared")
 def test_the_documented_example_is_a_run_of_vidur(cli: Cli, tmp_path: Path) -> None:
-    check_golden(cli, tmp_path, "sarathi_round_robin_4r_over", SHARED_GOLDEN / "trace_over_4r.csv")
+    check_golden(cli, tmp_path, "sarathi_round_robin_4r_over", GOLDEN / "trace_over_4r.csv.gz")
 
 
 def test_without_arguments_runs_a_scenario(cli: Cli) -> None:

@@ -1,14 +1,7 @@
-"""Runs of Vidur itself, bit for bit.
-
-`tests/data/golden` carries some of the runs of `../shared/vidur/golden` (its README says how they were made);
-where the folder is at hand, all of it is checked.
-"""
+"""Runs of Vidur itself, bit for bit. The README of `tests/data/golden` says how they were made."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +9,7 @@ import pytest
 
 from .factories import ROOT, Run, load_benchmark, make_cluster, make_workload, scheduler_of
 
-CARRIED = ROOT / "tests" / "data" / "golden"
-ALL = ROOT.parent / "shared" / "vidur" / "golden"
+GOLDEN = ROOT / "tests" / "data" / "golden"
 MAX_BATCHES = 200_000
 check_reference = load_benchmark("reference_simulator") and load_benchmark("check_reference")
 
@@ -40,24 +32,21 @@ COMPARED_BATCHES = (
 )
 
 
-def run_names(folder: Path) -> list[str]:
-    names = sorted(path.name.partition(".")[0] for path in folder.glob("*.csv*"))
-    return [name for name in names if check_reference.RUN_NAME.fullmatch(name)]
+def names() -> list[str]:
+    return sorted(path.name.partition(".")[0] for path in GOLDEN.glob("*.csv.gz"))
 
 
-def read_columns(folder: Path, name: str) -> dict[str, list[str]]:
-    packed = folder / f"{name}.csv.gz"
-    if packed.exists():
-        text = gzip.decompress(packed.read_bytes()).decode()
-    else:
-        text = (folder / f"{name}.csv").read_text()
-    rows = list(csv.DictReader(text.splitlines()))
+RUNS = [name for name in names() if check_reference.RUN_NAME.fullmatch(name)]
+
+
+def read_columns(name: str) -> dict[str, list[str]]:
+    rows = check_reference.read_csv(GOLDEN / f"{name}.csv")
     return {column: [row[column] for row in rows] for column in rows[0]}
 
 
-def simulate(folder: Path, name: str) -> Run:
+def simulate(name: str) -> Run:
     trace, settings = check_reference.run_settings(name)
-    columns = read_columns(folder, f"trace_{trace}")
+    columns = read_columns(f"trace_{trace}")
     if settings["num_blocks"] == check_reference.PLANNED_BLOCKS:
         del settings["num_blocks"]  # our planner must come to the same
     cluster = make_cluster(replicas=settings["replicas"], scheduler=scheduler_of(settings))
@@ -75,41 +64,29 @@ def assert_columns_equal(found: Any, expected: dict[str, list[str]], compared: A
         np.testing.assert_array_equal(found[ours], values, err_msg=theirs)
 
 
-def check(folder: Path, name: str) -> Run:
-    run = simulate(folder, name)
-    expected = read_columns(folder, name)
-    assert_columns_equal(run.requests, expected, COMPARED)
-    if list(folder.glob(f"batches_{name}.csv*")):
-        batches = read_columns(folder, f"batches_{name}")
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_reproduced(name: str) -> None:
+    run = simulate(name)
+    assert_columns_equal(run.requests, read_columns(name), COMPARED)
+    if f"batches_{name}" in names():
+        batches = read_columns(f"batches_{name}")
         count = len(batches["batch_id"])
         assert_columns_equal(run.batch_log[:count], batches, COMPARED_BATCHES)
-    return run
+    summary = read_columns("summary")
+    assert run.sim.num_batches == int(summary["batches"][summary["tag"].index(name)])
 
 
-@pytest.mark.parametrize("name", run_names(CARRIED))
-def test_carried_run_is_reproduced(name: str) -> None:
-    check(CARRIED, name)
-
-
-def test_carried_runs_are_representative() -> None:
-    names = " ".join(run_names(CARRIED))
+def test_there_are_27_runs_of_every_kind() -> None:
+    assert len(RUNS) == 27
+    together = " ".join(RUNS)
     for part in ("vllm_", "sarathi_", "orca_", "_round_robin_", "_lor_", "_1r_", "_4r_"):
-        assert part in names
-    for load in ("_mod", "_over", "_tight", "_burst", "_chunk64", "_pp2"):
-        assert load in names
+        assert part in together
+    for load in ("_mod", "_over", "_tight", "_burst", "_cap", "_chunk64", "_pp2"):
+        assert load in together
 
 
 def test_prompts_cut_short_by_eviction_are_covered() -> None:
-    """Vidur's sarathi turns the rest of an evicted partial prompt into output (SEMANTICS.md)."""
-    columns = read_columns(CARRIED, "sarathi_round_robin_1r_chunk64")
+    """Vidur's sarathi turns the rest of an evicted partial prompt into output."""
+    columns = read_columns("sarathi_round_robin_1r_chunk64")
     final = np.array(columns["final_num_prefill_tokens"], int)
     assert np.sum(final < np.array(columns["num_prefill_tokens"], int)) == 8
-
-
-@pytest.mark.skipif(not ALL.is_dir(), reason=f"{ALL} is not here")
-@pytest.mark.parametrize("name", run_names(ALL))
-def test_every_run_is_reproduced(name: str) -> None:
-    run = check(ALL, name)
-    summary = read_columns(ALL, "summary")
-    if name in summary["tag"]:
-        assert run.sim.num_batches == int(summary["batches"][summary["tag"].index(name)])
