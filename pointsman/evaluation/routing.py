@@ -43,6 +43,7 @@ from pointsman.spec import parse_spec
 BASELINE = "least-outstanding"
 ORDERS = (0.0, 0.2, SMALL_FIRST, 0.6, 0.8, 1.0)  # that `settle` chooses from
 WORTH_IT = 0.003  # of the score: less is luck
+UNCERTAIN = 0.05  # beyond a limit: replays of one part of a trace do not tell its P99 better than that
 CURABLE = 0.1  # beyond a limit: training brings a tail back that is so much too long
 RIVALS = ("random", "round-robin")
 NUM_THREADS = 2
@@ -62,11 +63,14 @@ class RoutingSelection:
     """An `Evaluate` for the trainer: a checkpoint in, metrics named eval_* out."""
 
     def __init__(
-        self, spec: RoutingSpec, part: Part = PARTS[SELECTION], tolerance: float = TOLERANCE
+        self, spec: RoutingSpec, part: Part = PARTS[SELECTION], tolerance: float | None = None
     ) -> None:
-        """`part` of a trace is judged on; less than `tolerance` beyond a limit is no breach."""
+        """`part` of a trace is judged on; less than `tolerance` beyond a limit is no breach.
+
+        By default that is 1 %, and of traces 5 %.
+        """
         self.part = part
-        self.tolerance = tolerance
+        self._given_tolerance = tolerance
         self.objective = find_objective(spec.objective, spec.keep)
         trained_on = dict.fromkeys(name for name in spec.scenarios if name != RANDOM)
         self.sources = spec.evaluation.scenarios or tuple(trained_on) or (DEFAULT,)
@@ -83,6 +87,13 @@ class RoutingSelection:
         for name in self.sources:
             prepared += selection_episodes(find_scenario(name, self.changes), self.num_seeds, part=self.part)
         return [replace(one, config=one.config.model_copy(update={"slo": self.slo})) for one in prepared]
+
+    @cached_property
+    def tolerance(self) -> float:
+        if self._given_tolerance is not None:
+            return self._given_tolerance
+        replays = any(replayed(one.config) is not None for one in self._prepared)
+        return UNCERTAIN if replays else TOLERANCE
 
     def measure(self, policy: AnyPolicy) -> dict[str, NDArray[np.float64]]:
         """[scenarios, seeds] of every headline, of the cost, and of requests/s."""

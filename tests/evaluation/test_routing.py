@@ -102,6 +102,25 @@ def test_traces_too_short_to_judge_by_are_told_before_training(
         judge.baselines  # noqa: B018
 
 
+def test_a_tail_of_a_trace_may_be_longer_by_what_replays_cannot_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    rows = [f"{0.1 * i},500,400" for i in range(200)]
+    (tmp_path / "trace.csv").write_text("\n".join(["timestamp,prompt_tokens,completion_tokens", *rows]))
+    path = tmp_path / "mine.yaml"
+    path.write_text("workload: {trace: trace.csv}\ncluster: {replicas: 2, device: A100-80}\n")
+    replaying = RoutingSelection(parse_spec(RoutingSpec, {"scenarios": [str(path)]}, "env"))
+    drawn = RoutingSelection(parse_spec(RoutingSpec, {"scenarios": ["mixed"]}, "env"))
+    returns = np.array([0.3])
+
+    def lost(judge: RoutingSelection, breach: float) -> float:
+        return 0.3 - judge.score(returns, {"e2e_p99": np.array([breach])})
+
+    assert lost(replaying, 0.05) == lost(drawn, 0.01) == 0.0
+    assert lost(replaying, 0.07) == pytest.approx(lost(drawn, 0.03)) == pytest.approx(2 * 0.02)
+
+
 def chosen(policies: list[str], **fields: object) -> tuple[str, tuple[float | None, ...]]:
     fields = {"scenarios": ["mixed"], "evaluation": {"seeds": 2}, **fields}
     start, spec = choose_start(parse_spec(RoutingSpec, fields, "env"), policies)

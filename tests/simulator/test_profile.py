@@ -15,7 +15,7 @@ from pointsman.simulator.hardware import Deployment, Model, load_catalogue
 from pointsman.simulator.profile import ProfileCost
 from pointsman.simulator.profile_tables import CPU_COLUMNS, TOKEN_OPERATORS
 
-VIDUR_PROFILES = Path("/work/shared/vidur/profiles")
+VIDUR_PROFILES = Path(__file__).parents[3] / "shared" / "vidur" / "profiles"
 
 TINY = Model(
     name="Tiny",
