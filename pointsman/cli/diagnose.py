@@ -45,23 +45,31 @@ def diagnose(
     Each finding comes with its evidence, since when it holds, the likely cause, what to check and which knobs
     to turn. Logs of Stable-Baselines3, CleanRL and RLlib are known by their columns; for others, --map says
     what a column is called. A healthy run gets a clean bill with margins; what could not be judged is named,
-    and where that is almost everything, the verdict is "unclear".
+    and where that is almost everything, the verdict is "unclear". A file with several seeds is judged seed by
+    seed, the worst first.
 
     Example: pointsman diagnose runs/first
     """
     from pointsman.diagnosis.findings import diagnose as find
-    from pointsman.diagnosis.readers import read_run
+    from pointsman.diagnosis.readers import read_runs
 
     names = _names(own_map or [])
     if watch:
         _watch(run, names, as_json)
         return
-    log = read_run(run, names)
-    diagnosis = find(log)
+    logs = read_runs(run, names)
+    if len(logs) == 1:
+        diagnosis = find(logs[0])
+        if as_json:
+            print_json(diagnosis.to_dict())
+        else:
+            _print(diagnosis, logs[0])
+        return
+    judged = sorted(((find(log), log) for log in logs), key=lambda one: one[0].rank)
     if as_json:
-        print_json(diagnosis.to_dict())
+        print_json({"runs": [diagnosis.to_dict() for diagnosis, _ in judged]})
     else:
-        _print(diagnosis, log)
+        _print_all(run, judged)
 
 
 def _names(pairs: Sequence[str]) -> dict[str, str]:
@@ -97,6 +105,22 @@ def _watch(run: Path, names: dict[str, str], as_json: bool) -> None:
             say(ended)
             return
         time.sleep(WATCH_EVERY_S)
+
+
+def _print_all(run: Path, judged: Sequence[tuple[Diagnosis, RunLog]]) -> None:
+    """Which of several runs in one file are how bad, then each."""
+    from rich.markup import escape
+
+    words: dict[str, list[str]] = {}
+    for diagnosis, log in judged:
+        words.setdefault(diagnosis.worst, []).append(log.source.rpartition(", ")[2])
+    console = stdout()
+    console.print(f"[bold]{escape(str(run))}[/bold] holds {len(judged)} runs", soft_wrap=True)
+    for word, runs in words.items():
+        console.print(f"  {word}: {', '.join(runs)}", markup=False, soft_wrap=True)
+    for diagnosis, log in judged:
+        console.print()
+        _print(diagnosis, log)
 
 
 def _print(diagnosis: Diagnosis, log: RunLog) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-X_NAMES = ("update", "timesteps")  # the x axis: the one that more rows have
+X_NAMES = ("update", "timesteps")  # the x axis: the one that more rows have, of two the one that repeats less
 SCORES = (
     "eval_score",
     "eval_mean_return",
@@ -84,6 +84,7 @@ class RunLog:
     notes: tuple[str, ...] = ()  # what the reader had to say
     names: Mapping[str, str] = field(default_factory=dict)  # ours -> the log's, where they differ
     broken_at: Mapping[str, int] = field(default_factory=dict)  # columns -> row of the first written NaN
+    is_folded: bool = False  # rows are means of decisions that we took ourselves
 
     @property
     def is_ours(self) -> bool:
@@ -93,9 +94,13 @@ class RunLog:
     def num_rows(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
 
-    @property
+    @cached_property
     def x_name(self) -> str:
-        counts = {name: int(np.isfinite(self.columns[name]).sum()) for name in X_NAMES if self.has(name)}
+        counts = {}
+        for name in X_NAMES:
+            if self.has(name):
+                seen = self.columns[name][np.isfinite(self.columns[name])]
+                counts[name] = (len(seen), len(np.unique(seen)))
         return max(counts, key=lambda name: counts[name]) if counts else "row"
 
     @cached_property

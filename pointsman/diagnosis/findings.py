@@ -10,7 +10,7 @@ import numpy as np
 
 from pointsman.diagnosis.curves import Array, RunLog
 from pointsman.diagnosis.measures import MIN_SCORES
-from pointsman.diagnosis.rule import Evidence, Knob, Margin, Rule, Severity, Unclear
+from pointsman.diagnosis.rule import SEVERITIES, Evidence, Knob, Margin, Rule, Severity, Unclear
 from pointsman.diagnosis.rules import RULES
 from pointsman.diagnosis.stories import tell
 from pointsman.errors import InputError
@@ -88,6 +88,16 @@ class Diagnosis:
         return "clean" if THE_SCORE not in self.unseen and len(self.unseen) <= 1 else "unclear"
 
     @property
+    def worst(self) -> str:
+        """The severity of the worst finding, or the verdict."""
+        return self.findings[0].severity if self.verdict == "wrong" else self.verdict
+
+    @property
+    def rank(self) -> int:
+        """For the order of several runs, the worst first."""
+        return (*SEVERITIES, "unclear", "clean").index(self.worst)
+
+    @property
     def verdict_text(self) -> str:
         judged = f"{self.num_judged} of {self.num_rules} rules"
         if self.verdict == "wrong":
@@ -120,6 +130,7 @@ def diagnose(log: RunLog, rules: Sequence[Rule] = RULES) -> Diagnosis:
     findings: list[Finding] = []
     margins: list[Margin] = []
     not_judged: list[NotJudged] = []
+    num_beyond = 0
     for rule in rules:
         why = _obstacle(rule, log)
         if why:
@@ -139,6 +150,10 @@ def diagnose(log: RunLog, rules: Sequence[Rule] = RULES) -> Diagnosis:
             continue
         if isinstance(looked, Evidence):
             findings.append(_finding(rule, looked, log))
+        elif isinstance(looked, Margin) and looked.is_beyond:
+            # Never a limit passed beneath "clean": alone it proves nothing, but it is no sign of health.
+            not_judged.append(NotJudged(rule.name, rule.title, f"no proof, but {looked}"))
+            num_beyond += 1
         elif isinstance(looked, Margin):
             margins.append(looked)
         elif isinstance(looked, Unclear):
@@ -146,7 +161,8 @@ def diagnose(log: RunLog, rules: Sequence[Rule] = RULES) -> Diagnosis:
     if log.num_rows < MIN_ROWS and not findings:
         problem = f"has {log.num_rows} row{'s' * (log.num_rows != 1)}: too few for a curve"
         raise InputError("RUN", log.source, problem, "wait for more updates")
-    if not findings and not margins and len(not_judged) >= sum(bool(rule.needs) for rule in rules):
+    is_mute = not findings and not margins and not num_beyond
+    if is_mute and len(not_judged) >= sum(bool(rule.needs) for rule in rules):
         seen = ", ".join([log.label(name) for name in log.columns][:12])
         problem = "has no column with numbers that a rule knows"
         raise InputError("RUN", log.source, problem, f"say with --map which it is, of: {seen}")

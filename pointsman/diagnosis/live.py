@@ -9,6 +9,7 @@ from pointsman.diagnosis.curves import RunLog
 from pointsman.diagnosis.findings import Finding, diagnose
 from pointsman.diagnosis.readers import read_run
 from pointsman.diagnosis.rule import SEVERITIES, Severity
+from pointsman.diagnosis.several import SeveralRunsError
 from pointsman.errors import InputError
 
 
@@ -28,6 +29,8 @@ class LogWatch:
         """None while there is nothing to read."""
         try:
             return read_run(self.path, self.own_map)
+        except SeveralRunsError:
+            raise  # more rows would not change it
         except InputError:
             return None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointsman.diagnosis.curves import Array, RunFacts
+from pointsman.diagnosis.curves import SCORES, Array, RunFacts
 from pointsman.errors import InputError
 
 ROUNDING = 1.01
@@ -93,25 +93,58 @@ WRITERS = (
             r"config/gamma": "gamma",
         },
     ),
+    Writer(
+        "TRL",
+        r"objective/(kl|scores|rlhf_reward)|ppo/policy/approxkl|completions?[/_](mean_)?length",
+        {
+            r"(?:objective/)?kl": "kl_to_reference",  # how far from the first policy: it may well grow
+            r"policy/approxkl(?:_avg)?|ppo/policy/approxkl": "approx_kl_mean",
+            r"policy/clipfrac_avg|ppo/policy/clipfrac": "clip_frac",
+            r"policy/entropy_avg|ppo/policy/entropy": "entropy",
+            r"objective/(?:rlhf_reward|scores)|ppo/mean_scores": "mean_ep_return",
+            r"loss/policy_avg|ppo/loss/policy": "pg_loss",
+            r"loss/value_avg|ppo/loss/value": "v_loss",
+            r"ppo/val/var_explained": "explained_variance",
+        },
+    ),
+    Writer(
+        "Tianshou",
+        r"(train|training|test)/returns_stat/mean|(update/)?loss/(clip|vf|ent)(/mean)?",
+        {
+            r"train(?:ing)?/returns_stat/mean|train/reward": "mean_ep_return",
+            r"test/returns_stat/mean|test/reward": "eval_mean_return",
+            r"(?:update/)?loss/ent(?:/mean)?": "entropy",
+            r"(?:update/)?loss/clip(?:/mean)?": "pg_loss",
+            r"(?:update/)?loss/vf(?:/mean)?": "v_loss",
+            r"(?:update|train)/env_step": "timesteps",
+        },
+    ),
 )
 
-# Of any other log, in lower case, with `_` for slashes or without what stands before the last one.
+_CHOSEN = r"selected|chosen|target|assigned|routed"
+# Of any other log, in lower case, with `_` for slashes or without what stands before the last one. Our own
+# names count in any such form, too.
 ALIASES = {
-    r"iterations?|iter|epochs?|updates|num_updates|n_updates": "update",
-    r"(total_|num_|env_)?(timesteps?|steps?|frames)|global_steps?": "timesteps",
-    r"(mean_)?(ep|episode|episodic|train|training|avg)_?(rew|reward|return)s?(_mean)?": "mean_ep_return",
-    r"(mean_)?(rewards?|returns?)|(ep|episode)_mean_(reward|return)": "mean_ep_return",
-    r"(mean_)?(ep|episode|episodic)_(len|length)s?(_mean)?": "mean_ep_length",
-    r"(eval|evaluation|test)_(mean_|avg_|ep_|episode_)*(reward|return|score)s?(_mean)?": "eval_mean_return",
+    r"iterations?|iter|epochs?|updates|num_updates|n_?updates": "update",
+    r"(total_|num_|env_)?(timesteps?|steps?|frames)|global_steps?|total_env_(interacts|steps)": "timesteps",
+    r"(mean_|average_|avg_)?(ep|episode|episodic|train|training|avg)_?(rew|ret|reward|return)s?(_?mean)?": (
+        "mean_ep_return"
+    ),
+    r"(mean_|average_|avg_)?(rewards?|returns?)|(ep|episode)_mean_(reward|return)": "mean_ep_return",
+    r"rewards?_(step|iter)": "mean_ep_return",
+    r"(mean_|average_|avg_)?(ep|episode|episodic)_?(len|length)s?(_?mean)?": "mean_ep_length",
+    r"(eval|evaluation|test)_(mean_|avg_|average_|ep_|episode_)*(rew|ret|reward|return|score)s?(_mean)?": (
+        "eval_mean_return"
+    ),
     r"(eval|evaluation|test)_(min|worst)(_block)?_(reward|return)": "eval_min_block_return",
-    r"policy_entropy|entropy_mean|mean_entropy|action_entropy": "entropy",
+    r"(policy_|action_|mean_|avg_|average_)*entropy(_mean|_avg)?": "entropy",
     r"entropy_(frac|fraction|ratio)|normali[sz]ed_entropy": "entropy_frac",
     r"entropy_loss": "-entropy",
-    r"(approx_|mean_|policy_)*kl(_div|_divergence|_mean|_loss)*": "approx_kl_mean",
+    r"(approx_?|mean_|avg_|policy_)*kl(_div|_divergence|_mean|_avg|_approx|_loss)*": "approx_kl_mean",
     r"max_kl|kl_max": "approx_kl_max",
-    r"policy_loss|actor_loss|policy_gradient_loss|pi_loss|loss_pi|surrogate_loss": "pg_loss",
-    r"value_loss|critic_loss|vf_loss|loss_v|value_function_loss": "v_loss",
-    r"(vf_|value_)?explained_var(iance)?": "explained_variance",
+    r"(policy|actor|policy_gradient|pi|surrogate|a)_loss|loss_pi|surrogate": "pg_loss",
+    r"(value|critic|vf|value_function|c)_loss|loss_(v|critic|value_function)|value_function": "v_loss",
+    r"(vf_|value_)?explained_var(iance)?|var(iance)?_explained|ev": "explained_variance",
     r"clip_?frac(tion)?": "clip_frac",
     r"grad(ient)?_g?norm|global_norm": "grad_norm",
     r"learning_rate|cur_lr": "lr",
@@ -123,9 +156,24 @@ ALIASES = {
     r"fps|sps|steps_per_sec(ond)?": "steps_per_s",
     r"(kl_)?early_stop(ped|ping)?": "early_stop",
     r"(baseline|reference)_(reward|return|score)": "eval_baseline_return",
-    r"(selected|chosen|target)_(action|replica|server|backend|worker|node|gpu)(_id|_index)?": "action",
-    r"actions?(_id|_index|_taken)?|replica(_id|_index)?": "action",
+    rf"({_CHOSEN})_(action|replica|server|backend|worker|node|gpu|instance|endpoint|pod)(_id|_idx|_index)?": (
+        "action"
+    ),
+    r"(actions?|replica|server|backend|endpoint|instance|pod|node)(_id|_idx|_index|_taken)?": "action",
+    r"routed_to|dispatched_to": "action",
 }
+_OURS = {name.lstrip("-") for name in ALIASES.values()}
+_OF_EVALUATION = ("eval", "evaluation", "test", "val")  # what stands before a slash
+
+# A word in the name of a column that nobody reads, and what it may be where nothing else in the log is.
+_LOOKS_LIKE = (
+    (r"entropy|h", ("entropy", "entropy_frac")),
+    (r"kl|kld|divergence|approxkl", ("approx_kl_mean", "approx_kl_max")),
+    (r"rew|ret|rewards?|returns?|scores?", ("mean_ep_return", *SCORES)),
+    (r"explained|ev", ("explained_variance",)),
+)
+_WHO_WAS_CHOSEN = r"worker|gpu|host|device|target|dest|destination|choice|picked"  # or who wrote the row
+_FEW = 64  # different numbers
 
 _ACTION_SHARE = re.compile(r"actions?(?:_frac|_dist|_prob|_share)?[_/](\d+)(?:_frac)?")
 _BLOCK = re.compile(r"eval_block\d+_return")
@@ -153,8 +201,10 @@ def translate(
             if theirs in taken or match is None or match.lstrip("-") in columns:
                 continue
             ours = match.lstrip("-")
-            # A loss that is minus the entropy; some write it as it is.
-            is_negative = match != ours and bool(np.nanmean(np.append(values, -1e-9)) <= 0)
+            # A loss that is minus the entropy; who is not known may write it as it is.
+            is_negative = match != ours and (
+                patterns is not ALIASES or bool(np.nanmean(np.append(values, -1e-9)) <= 0)
+            )
             columns[ours] = -values if is_negative else values
             if ours != theirs:
                 names[ours] = theirs
@@ -166,12 +216,46 @@ def translate(
 def _match(name: str, patterns: Mapping[str, str]) -> str | None:
     forms = [name]
     if patterns is ALIASES:
-        plain = re.sub(r"[\s\-.]+", "_", name.strip().lower())
-        forms = [plain.replace("/", "_"), plain.rpartition("/")[2]]
-    return next(
-        (ours for form in forms for pattern, ours in patterns.items() if re.fullmatch(pattern, form)),
-        None,
-    )
+        whole = plain(name)
+        folder, _, last = whole.rpartition("/")
+        forms = [whole.replace("/", "_")]
+        if folder.rpartition("/")[2] not in _OF_EVALUATION:
+            forms.append(last)
+    for form in forms:
+        if patterns is ALIASES and form in _OURS:
+            return form
+        for pattern, ours in patterns.items():
+            if re.fullmatch(pattern, form):
+                return ours
+    return None
+
+
+def plain(name: str) -> str:
+    """In lower case, words joined by `_`. What Weights & Biases exports begins with the name of the run."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition(" - ")[2].strip())
+    return re.sub(r"[\s\-.]+", "_", words.lower()).strip("_")
+
+
+def unread(found: Mapping[str, Array], columns: Mapping[str, Array], names: Mapping[str, str]) -> list[str]:
+    """A note on each column that nobody reads and that looks like what the log does not tell otherwise."""
+    notes = []
+    for theirs in (name for name in found if name not in names.values() and name not in _OURS):
+        words = re.split(r"[_/]", plain(theirs))
+
+        def has(pattern: str, words: list[str] = words) -> bool:
+            return any(re.fullmatch(pattern, word) for word in words)
+
+        ours = next((ours for pattern, ours in _LOOKS_LIKE if has(pattern)), None)
+        if ours is None and has(_WHO_WAS_CHOSEN) and _are_few_numbers(found[theirs]):
+            ours = ("action",)
+        if ours is not None and not any(name in columns for name in ours):
+            notes.append(f"{theirs} is not read; if that is what it is: --map {ours[0]}={theirs}")
+    return notes
+
+
+def _are_few_numbers(values: Array) -> bool:
+    seen = values[np.isfinite(values)]
+    return bool((seen % 1 == 0).all()) and 1 < len(np.unique(seen)) <= _FEW
 
 
 def derive(

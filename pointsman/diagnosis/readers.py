@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,28 @@ import yaml
 
 from pointsman.diagnosis.curves import Array, RunFacts, RunLog
 from pointsman.diagnosis.decisions import fold
-from pointsman.diagnosis.names import derive, translate
+from pointsman.diagnosis.names import derive, translate, unread
+from pointsman.diagnosis.several import SeveralRunsError, part_of, refuse_a_mixture, runs_in
 from pointsman.diagnosis.tables import REMEDY, Table, read_table
 from pointsman.diagnosis.tensorboard import read_scalars
 from pointsman.errors import InputError
 
 PROGRESS = "progress.csv"
+MAX_UNREAD = 8  # columns that are told of
 _TABLES = ("*.csv", "result.json", "trainer_state.json", "*.jsonl")
 
 
 def read_run(path: Path, own_map: Mapping[str, str] | None = None) -> RunLog:
     """`own_map` says what the log calls our columns: {"entropy": "policy_entropy"}."""
+    logs = read_runs(path, own_map)
+    if len(logs) > 1:
+        problem = f"holds {len(logs)} runs: {', '.join(log.source.rpartition(', ')[2] for log in logs[:6])}"
+        raise SeveralRunsError("RUN", str(path), problem, "give each a file of its own")
+    return logs[0]
+
+
+def read_runs(path: Path, own_map: Mapping[str, str] | None = None) -> list[RunLog]:
+    """The run, or each of several that one file holds: their sources end in ", seed 3"."""
     path = path.expanduser()
     if not path.exists():
         raise InputError("RUN", str(path), "no such file or directory", REMEDY)
@@ -34,10 +46,26 @@ def read_run(path: Path, own_map: Mapping[str, str] | None = None) -> RunLog:
         table, kind = _events([path]), "TensorBoard"
     else:
         table, kind = read_table(path), _kind_of(path)
-    writer, columns, names = translate(table.columns, own_map or {})
+    if not facts.config:
+        _, columns, names = translate(table.columns, own_map or {})
+        whole = RunLog(str(path), kind, columns, names=names)
+        parts = [
+            _log(f"{path}, {run}", kind, facts, part_of(table, rows), own_map or {})
+            for run, rows in runs_in(table, whole).items()
+        ]
+        if parts:
+            return parts
+    return [_log(str(path), kind, facts, table, own_map or {})]
+
+
+def _log(source: str, kind: str, facts: RunFacts, table: Table, own_map: Mapping[str, str]) -> RunLog:
+    """A table as rules see it."""
+    writer, columns, names = translate(table.columns, own_map)
     theirs = {theirs: ours for ours, theirs in names.items()}
     broken_at = {theirs.get(name, name): row for name, row in table.broken_at.items()}
     notes = [*table.notes]
+    if not facts.config:
+        notes += unread(table.columns, columns, names)[:MAX_UNREAD]
     num_actions = None
     folded = None
     if not facts.config:
@@ -50,7 +78,7 @@ def read_run(path: Path, own_map: Mapping[str, str] | None = None) -> RunLog:
     empty = [name for name, values in columns.items() if not np.isfinite(values).any()]
     if empty:
         notes.append(f"no number in {', '.join(empty[:8])}" + (" …" if len(empty) > 8 else ""))
-    return _in_order(RunLog(str(path), kind, columns, facts, tuple(notes), names, broken_at))
+    return _in_order(RunLog(source, kind, columns, facts, tuple(notes), names, broken_at, folded is not None))
 
 
 def _folder(path: Path, is_ours: bool) -> tuple[Table, str]:
@@ -142,26 +170,25 @@ def _in_order(log: RunLog) -> RunLog:
     x = log.x
     if (np.diff(x) > 0).all():
         return log
+    if not log.is_ours:
+        refuse_a_mixture(log)
     values, place = np.unique(x[np.isfinite(x)], return_inverse=True)
     rows = np.flatnonzero(np.isfinite(x))
     columns = {}
+    is_replaced = np.zeros(len(values), bool)
     for name, column in log.columns.items():
         merged = columns[name] = np.full(len(values), np.nan)
         seen = np.isfinite(column[rows])
         merged[place[seen]] = column[rows][seen]  # the last of several assignments stays
+        is_replaced[place[seen][merged[place[seen]] != column[rows][seen]]] = True
     place_of = dict(zip(rows.tolist(), place.tolist(), strict=True))
     broken_at = {name: place_of[row] for name, row in log.broken_at.items() if row in place_of}
     went_back = int((np.diff(x[rows]) < 0).sum())
-    notes = (
-        *log.notes,
-        f"{log.x_name} goes back {went_back} times; what was written last counts",
-    )
-    return RunLog(
-        log.source,
-        log.kind,
-        columns,
-        log.facts,
-        notes if went_back else log.notes,
-        log.names,
-        broken_at,
-    )
+    last = "what was written last counts"
+    if went_back:
+        notes = (*log.notes, f"{log.x_name} goes back {went_back} times; {last}")
+    elif is_replaced.any():
+        notes = (*log.notes, f"{is_replaced.sum()} values of {log.x_name} come in several rows; {last}")
+    else:
+        notes = log.notes
+    return replace(log, columns=columns, notes=notes, broken_at=broken_at)

@@ -30,6 +30,14 @@ class Margin(NamedTuple):
     limit: float
     trouble: Literal["above", "below"] = "above"  # the limit
 
+    @property
+    def is_beyond(self) -> bool:
+        return self.value > self.limit if self.trouble == "above" else self.value < self.limit
+
+    def __str__(self) -> str:
+        side = ">" if self.trouble == "above" else "<"
+        return f"{self.what}: {self.value:.3g}, trouble at {side} {self.limit:.3g}"
+
 
 class Unclear(NamedTuple):
     """What says that the log has the columns, but they do not tell."""

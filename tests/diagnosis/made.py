@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pointsman.diagnosis.findings import Finding, diagnose
 
 ROWS = 120
 EVALUATE_EVERY = 5
+HOME_ROWS = 150
 
 CONFIG = {
     "env": {"kind": "made"},
@@ -108,3 +110,29 @@ def found(log: RunLog) -> dict[str, str]:
 def told(log: RunLog) -> list[Finding]:
     """Causes and their symptoms."""
     return [one for cause in diagnose(log).findings for one in (cause, *cause.symptoms)]
+
+
+def log_of(seed: int, rows: int = HOME_ROWS, **changes: Any) -> dict[str, Array]:
+    """A home-made trainer's log of a run that learns, but for the columns given."""
+    rng = np.random.default_rng(seed)
+    done = np.arange(rows) / rows
+    columns: dict[str, Any] = {
+        "update": np.arange(1.0, rows + 1),
+        "reward": -200 + 150 * (1 - np.exp(-6 * done)) + rng.normal(0, 8, rows),
+        "kl": 0.01 * rng.lognormal(0, 0.3, rows),
+        "entropy": 1.38 - done,
+        "explained_var": 0.8 * (1 - np.exp(-8 * done)),
+    }
+    return columns | {name: np.broadcast_to(values, rows).copy() for name, values in changes.items()}
+
+
+def write(path: Path, columns: Mapping[str, Array]) -> Path:
+    """As CSV, NaN as such."""
+    np.savetxt(
+        path, np.c_[tuple(columns.values())], "%g", delimiter=",", header=",".join(columns), comments=""
+    )
+    return path
+
+
+def around(level: Any, size: float, seed: int, rows: int = HOME_ROWS) -> Array:
+    return np.asarray(level + np.random.default_rng(seed + 100).normal(0.0, size, rows))

@@ -43,7 +43,8 @@ def test_the_worst_comes_first_and_then_the_order_of_the_rules() -> None:
 
 def test_a_rule_that_cannot_be_asked_says_why() -> None:
     rules = [
-        rule("here", Margin("entropy", 0.5, 0.1)),
+        rule("here", Margin("entropy", 0.05, 0.1)),
+        rule("beyond", Margin("entropy", 0.5, 0.1)),
         rule("column", None, needs=("nothing|none", "entropy")),
         rule("rows", None, min_rows=1000),
         rule("early", None, from_fraction=0.999),
@@ -58,7 +59,9 @@ def test_a_rule_that_cannot_be_asked_says_why() -> None:
         "early": "too early: 99 % of the run",
         "group": "no nowhere/*",
         "score": "no score",
+        "beyond": "no proof, but entropy: 0.5, trouble at > 0.1",
     }
+    assert [margin.value for margin in diagnose(log, rules).margins] == [0.05]
 
 
 @pytest.mark.parametrize(
