@@ -21,6 +21,7 @@ AVERAGED = 3.0  # training returns are often moving averages: their noise looks 
 MEDIAN_ERROR = 1.25  # of a median, in errors of a mean
 FEW = 7.0  # values: their spread may well be half of what more would have
 MIN_BLOCKS = 14  # fewer, and a single fall would pass for noise
+MIN_BLOCK, BLOCKS = 10, 3  # values in a block; blocks on each side of a fall
 MIN_BEHIND = 8  # evaluations, all on one side of the baseline: with noise alone it takes luck, 1 in 256
 MIN_ATTEMPT = 6  # updates
 NO_KL = 1e-7  # of an update: the policy stands still
@@ -163,7 +164,23 @@ class ScoreCourse:
     def lost(self) -> float:
         """Share of the gain that is gone again; 0 where that is within the noise."""
         drop = self.best - self.end
-        return drop / self.unit if float(self.sure.max()) - self.end > self.chance else 0.0
+        is_clear = float(self.sure.max()) - self.end > self.chance
+        return drop / self.unit if is_clear or self._is_lower_throughout(to_the_end=True) else 0.0
+
+    def _is_lower_throughout(self, to_the_end: bool) -> bool:
+        """Whether, however noisy single values are, blocks of them all lie lower than all of some before by
+        more than a fall takes; between the two is one block for the fall itself."""
+        if self.window < MIN_BLOCK:
+            return False
+        num = len(self.series) // self.window
+        blocks = np.median(self.series.y[-num * self.window :].reshape(num, self.window), axis=1)
+        alone = MEDIAN_ERROR * noise(self.series.y) / float(np.sqrt(self.window))
+        least = max(LOST * self.unit, SIGNIFICANT * alone)
+        for at in range(BLOCKS, num - BLOCKS):
+            after = blocks[at + 1 :] if to_the_end else blocks[at + 1 : at + 1 + BLOCKS]
+            if len(after) >= BLOCKS and blocks[at - BLOCKS : at].min() - after.max() >= least:
+                return True
+        return False
 
     @property
     def is_behind(self) -> bool:
@@ -192,6 +209,7 @@ class ScoreCourse:
         peak = int(self.sure[: trough + 1].argmax())
         high, low = float(self.smooth[peak]), float(self.smooth[trough])
         is_clear = depths[trough] > self.chance + self.luck * self.noise  # the lowest is low by luck, too
+        is_clear = bool(is_clear) or self._is_lower_throughout(to_the_end=False)
         depth = (high - low) / self.unit if is_clear else 0.0
         return Fall(float(self.series.x[peak]), float(self.series.x[trough]), high, low, depth)
 
@@ -225,7 +243,7 @@ def progress(log: RunLog) -> ScoreCourse | None:
     window = 1 if num < 6 else 3 if num < 45 else num // 15
     smooth = running_median(series.y, window)
     scatter = noise_of_medians(series.y, window)
-    if not name.startswith("eval") and window < 2 * AVERAGED:
+    if not name.startswith("eval") and window < 2 * AVERAGED and not log.is_folded:
         scatter *= AVERAGED
     baseline = log.baseline if name.startswith("eval") else None
     best = float(smooth.max())
@@ -245,7 +263,7 @@ def has_kl_spike(log: RunLog, after: float, until: float) -> bool:
     """Whether an update between two points went far."""
     kl = log.series("approx_kl_mean")
     highest = float(kl.between(after, until).max(initial=0.0))
-    is_spike = highest >= SPIKE_KL and highest >= SPIKE * float(np.median(kl.y))
+    is_spike = highest >= SPIKE_KL and highest >= SPIKE * float(np.median(np.abs(kl.y)))
     in_minibatch = float(log.series("approx_kl_max").between(after, until).max(initial=0.0))
     return highest >= LARGE_KL or is_spike or in_minibatch >= LARGE_MAX_KL
 
@@ -253,7 +271,7 @@ def has_kl_spike(log: RunLog, after: float, until: float) -> bool:
 def stands_still(log: RunLog, after: float = -np.inf) -> bool:
     """Whether updates change nothing after some point: then the policy is not why a score changes."""
     kl = log.series("approx_kl_mean").after(after).y
-    return len(kl) > 0 and float(np.median(kl)) < NO_KL
+    return len(kl) > 0 and float(np.median(np.abs(kl))) < NO_KL  # some estimates of it may be negative
 
 
 def given_up(log: RunLog) -> list[tuple[float, float]]:

@@ -75,7 +75,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "entropy-collapse": (*SHAPES, *COLLAPSED, "stuck-at-uniform"),
     "value-loss-at-drops": ("oscillation",),
     "oscillation": ("best-early",),
-    "slow-drift": ("best-early", "futile-exploration"),
+    "slow-drift": ("no-gain", "best-early", "futile-exploration"),
     "limits-passed": ("stopped",),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pointsman.diagnosis.curves import Array, RunLog, Series
@@ -23,7 +25,7 @@ from pointsman.diagnosis.measures import (
     stands_still,
     training_return,
 )
-from pointsman.diagnosis.names import FROM_START
+from pointsman.diagnosis.names import FROM_START, NUM_FIRST
 from pointsman.diagnosis.rule import (
     LOWER_ENTROPY,
     LOWER_LR,
@@ -48,7 +50,12 @@ NOOP_GAP = 0.25
 STABLE_ENTROPY = 0.05  # of that of uniform actions
 ONE_ACTION = 0.8  # of what is not a no-op
 ONE_ACTION_RISE = 0.25
+LAST = 0.1  # of the rows: a collapse may have come late
 UNIFORM = 0.95  # of the entropy of uniform actions
+ABOVE_START = 1.05  # then the start was not uniform
+UNIFORM_AT_FIRST = 0.96  # of the entropy of uniform actions: what training begins with
+MOST_COUNTED = 16  # actions: of more, any entropy is close to that of some number of them
+ROUNDING = 0.01
 MANY_RETURNS = 30  # fewer say little about a rise
 LARGE_RISE = 0.1  # of the return
 FAR_COLLAPSED = 0.02
@@ -207,10 +214,13 @@ def one_action(log: RunLog) -> Looked:
 def _one_named_action(log: RunLog) -> Looked:
     """Where it is known who was chosen: one may rightly be chosen most, but hardly nine times out of ten."""
     shares, score = log.group("action_share"), progress(log)
-    noop = log.series("noop_frac").y if log.has("noop_frac") else np.zeros(log.num_rows)
-    name = max(shares, key=lambda one: shares[one].tail(0.2).mean())
-    series = Series(shares[name].x, shares[name].y / np.maximum(1.0 - noop, 0.01))
-    first, overall, now = (float(part.mean()) for part in (series.head(0.2), series.y, series.tail(0.2)))
+    name = max(shares, key=lambda one: shares[one].tail(LAST).mean())
+    column = f"action_share/{name}"
+    series = shares[name]
+    if log.has("noop_frac"):
+        series, noops = log.together(column, "noop_frac")
+        series = Series(series.x, series.y / np.maximum(1.0 - noops.y, 0.01))
+    first, overall, now = (float(part.mean()) for part in (series.head(0.2), series.y, series.tail(LAST)))
     if now < ONE_ACTION:
         return Margin(f"share of the most chosen, {name}", now, ONE_ACTION)
     text = f"{in_percent(overall)} of the decisions are for {name}, one of {len(shares)}: "
@@ -219,7 +229,6 @@ def _one_named_action(log: RunLog) -> Looked:
     is_good = score is not None and score.name.startswith("eval") and not score.trouble
     text += and_trouble(score)
     severity: Severity = "bad" if not is_good and (has_risen or now > NOOP_ALWAYS) else "warning"
-    column = f"action_share/{name}"
     began = first_x(series, running_median(series.y, 3) > ONE_ACTION)
     return Evidence(severity, text, {column: now, "overall": overall}, column, began)
 
@@ -231,11 +240,23 @@ def stuck_at_uniform(log: RunLog) -> Looked:
         return Margin(f"entropy, as a share of {_highest(log)}", now, UNIFORM)
     earned = training_return(log)
     has_learned = _has_learned(earned, score)
+    if log.names.get("entropy_frac") == FROM_START:
+        first = float(log.series("entropy").y[:NUM_FIRST].max())
+        if now > ABOVE_START or not _may_be_uniform(first):
+            return Unclear(f"entropy was {first:.3g} at first: who knows what uniform actions would have")
+        if has_learned:
+            return None  # a little surer, and better
     text = f"entropy is still {in_percent(now, 1)} of {_highest(log)}"
     if not has_learned:
         text += f", and {score.trouble if score and rise(earned) > 3 else _earned(earned)}"
     severity: Severity = "warning" if has_learned else "bad"
     return Evidence(severity, text, {"entropy_frac": now}, "entropy_frac")
+
+
+def _may_be_uniform(entropy: float) -> bool:
+    """Whether some small number of actions has this entropy when all are as likely."""
+    num_actions = max(2, math.ceil(math.exp(entropy) - ROUNDING))
+    return num_actions <= MOST_COUNTED and entropy / math.log(num_actions) >= UNIFORM_AT_FIRST
 
 
 def _has_learned(earned: Series, score: ScoreCourse | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointsman.diagnosis.curves import LOSSES, RunLog
+from pointsman.diagnosis.curves import LOSSES, SCORES, RunLog
 from pointsman.diagnosis.measures import LARGE_KL, first_x
 from pointsman.diagnosis.rule import (
     LOWER_LR,
@@ -18,6 +18,7 @@ from pointsman.diagnosis.rule import (
 )
 from pointsman.plain import in_percent
 
+UNSEEN = 3  # times the longest gap of a score before: not finite for longer is to the end
 LATE = 0.8  # of the illegal actions that a mask one step off explains
 
 
@@ -28,14 +29,26 @@ def diverged(log: RunLog) -> Looked:
         for name, row in log.broken_at.items()
         if name in LOSSES and np.isfinite(log.columns[name][:row]).any()  # else it was never a number
     }
+    broken |= {name: row for name in SCORES if (row := _lost_at(log, name)) is not None}
     why = str(stopped.get("why", ""))
     if stopped.get("error") == "DivergedError" or "not finite" in why:
         return Evidence("bad", why, {}, "grad_norm", float(stopped["update"]))
     if not broken:
         return None
     row = min(broken.values())
-    text = f"{', '.join(broken)} not finite from {log.x_name} {log.x[row]:g} on"
+    text = f"{', '.join(map(log.label, broken))} not finite from {log.x_name} {log.x[row]:g} on"
     return Evidence("bad", text, {"row": float(row)}, next(iter(broken)), float(log.x[row]))
+
+
+def _lost_at(log: RunLog, name: str) -> int | None:
+    """The row from which on a score that was a number is written as none, to the end. Between evaluations
+    some write NaN, too."""
+    if name not in log.broken_at:
+        return None
+    seen = np.flatnonzero(np.isfinite(log.columns[name]))
+    if len(seen) < 2 or log.num_rows - 1 - seen[-1] < UNSEEN * np.diff(seen).max():
+        return None
+    return int(seen[-1]) + 1
 
 
 def stale_mask(log: RunLog) -> Looked:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from pointsman.diagnosis.curves import RunLog
+from pointsman.diagnosis.curves import Array, RunLog
 from pointsman.diagnosis.measures import (
     LOST,
     MEDIAN_ERROR,
@@ -35,6 +37,9 @@ from pointsman.plain import in_percent
 
 SWING = 0.25  # of the gain, from one evaluation to the next
 TURNS = 0.55  # of the evaluations; two of three are what chance gives
+MIN_WAVE = 30  # evaluations: of fewer, chance makes a wave now and then
+MIN_CYCLES = 3  # times up and down: less often is a rise and a fall
+WAVE = 0.6  # of the variation
 JUMP = 1.05  # of temperature or entropy coefficient: an intervention
 RESPONSE_ROWS = 8
 
@@ -108,8 +113,8 @@ def no_gain(log: RunLog) -> Looked:
     assert score is not None
     if stands_still(log):
         return None  # that is the reason
-    moved = max(score.best - score.start, abs(score.end - score.start))
-    is_flat = moved < max(score.chance, 0.15 * abs(score.start))
+    moved = max(float(np.ptp(score.smooth[score.window - 1 :])), abs(score.end - score.start))
+    is_flat = moved < max(score.chance, 0.15 * abs(score.start)) and score.lost < SLIGHTLY_LOST
     if not is_flat or not score.trouble or rise(training_return(log)) > 2.5:
         return None
     kl = log.series("approx_kl_mean").y
@@ -131,6 +136,14 @@ def oscillation(log: RunLog) -> Looked:
     steps = np.diff(y)
     turns = float((np.sign(steps[1:]) * np.sign(steps[:-1]) < 0).mean())
     gain = max(score.best - score.start, score.unit) if score.baseline is None else score.unit
+    wave = _wave(y)
+    if wave is not None and wave.swing >= SWING * gain:
+        period = wave.period * float(np.median(np.diff(score.series.x)))
+        text = f"{score.label} goes up and down by {wave.swing:.3g}, {in_percent(wave.swing / gain)} of its "
+        text += f"gain, once in {period:.3g} {log.x_name.removesuffix('s')}s"
+        figures = {"swing": wave.swing / gain, "period": period}
+        began = float(score.series.x[len(score.series) // 3])
+        return Evidence("bad" if wave.swing > gain else "warning", text, figures, score.name, began)
     swing = float(np.median(np.abs(steps)) / gain)
     if swing < SWING or turns < TURNS:
         return Margin("swing between evaluations, of the gain", swing, SWING)
@@ -147,6 +160,28 @@ def oscillation(log: RunLog) -> Looked:
         score.name,
         float(score.series.x[0]),
     )
+
+
+class _Wave(NamedTuple):
+    period: float  # evaluations
+    swing: float  # from the lowest to the highest
+
+
+def _wave(y: Array) -> _Wave | None:
+    """The slow wave that most of the variation of many evaluations is; of one that turns at every second or
+    third, turns tell."""
+    if len(y) < MIN_WAVE:
+        return None
+    place = np.arange(len(y))
+    off = y - np.polyval(np.polyfit(place, y, 1), place)
+    power = np.abs(np.fft.rfft(off)) ** 2
+    cycles = int(power.argmax())
+    near = float(
+        power[max(cycles - 1, 1) : cycles + 2].sum()
+    )  # a wave that is no whole number of times in it
+    if not MIN_CYCLES <= cycles <= len(y) / 3 or near < WAVE * float(power[1:].sum()):
+        return None
+    return _Wave(len(y) / cycles, float(2 * np.sqrt(2 * near / power[1:].sum()) * off.std()))
 
 
 def _turns_by_chance(num: int) -> float:

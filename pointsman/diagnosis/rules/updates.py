@@ -7,7 +7,7 @@ from math import comb
 
 import numpy as np
 
-from pointsman.diagnosis.curves import RunLog
+from pointsman.diagnosis.curves import RunLog, Series
 from pointsman.diagnosis.measures import (
     COLLAPSED,
     LARGE_KL,
@@ -47,10 +47,14 @@ from pointsman.plain import in_percent
 BRAKED = 0.8  # of the updates
 TINY_KL = 1e-5
 SMALL_KL = 1e-4
+STOPPED_FOR = 0.3  # of the run
+MOVED = 10.0  # times what is tiny
+MIN_MOVING = 3  # updates
 LARGE_BONUS = 0.1  # entropy coefficient, where advantages are about 1; usual are 0 to 0.02
 EXPLAINED = 0.15  # of the variance of returns
 BLIND = 0.1
 LONG_BLIND = 30  # updates: a critic that is blind for longer is worth a word though the score is fine
+EXPLODED = 1000.0  # times the value loss of the first half: more than what larger returns make of it
 KEPT_LOSS = 0.3  # of the value loss at first
 SHOCK = 3.0  # times the usual value loss
 COINCIDENCE = 0.05  # more likely ones prove nothing
@@ -109,8 +113,11 @@ def overshoot(log: RunLog) -> Looked:
     around = kl.between(fall.peak_x, fall.trough_x)
     highest, usual = float(kl.y.max()), float(np.median(kl.y))
     if fall.depth < LOST or not has_kl_spike(log, fall.peak_x, fall.trough_x):
-        if usual < LARGE_KL:
+        if highest <= LARGE_KL:
             return Margin("largest KL of an update", highest, LARGE_KL)
+        if usual < LARGE_KL:
+            what = f"fall of {score.label} where KL was large, up to {highest:.2g}; of the gain"
+            return Margin(what, fall.depth if fall.depth < LOST else 0.0, LOST)
         text = f"KL is {usual:.2g} in the median, up to {highest:.2g}"
         return Evidence(
             "warning",
@@ -132,11 +139,19 @@ def overshoot(log: RunLog) -> Looked:
 def flat_learning(log: RunLog) -> Looked:
     score, kl = progress(log), log.series("approx_kl_mean")
     assert score is not None
-    usual = float(np.median(kl.y))
     entropy = log.series("entropy_frac")
     late_entropy = float(np.median(entropy.tail(0.3))) if len(entropy) else np.nan
     if late_entropy < COLLAPSED:
         return None  # what is sure of itself moves no more; that is another finding
+    sizes = Series(kl.x, np.abs(kl.y))  # some estimates of it may be negative
+    stop = _stop(log, sizes)
+    if stop is not None:
+        what, column, began = stop
+        text = f"the policy stands still since {log.x_name} {began:g}: {what}{and_trouble(score)}"
+        return Evidence("bad" if score.trouble else "warning", text, {"since": began}, column, began)
+    if not len(kl):
+        return Unclear("no approx_kl_mean")
+    usual = float(np.median(sizes.y))
     # What an entropy bonus holds at uniform can only move that little; that is another finding, too.
     bonus = log.series("ent_coef").y
     is_held = len(bonus) > 0 and float(np.median(bonus)) >= LARGE_BONUS
@@ -150,7 +165,26 @@ def flat_learning(log: RunLog) -> Looked:
         if stands_still(log) and score.trouble == score.fall_text:
             text += ", but not by training: by the workload, or by chance"
         return Evidence("warning" if is_good else "bad", text, {"kl": usual}, "approx_kl_mean")
+    if usual < TINY_KL:
+        return Unclear(f"updates are tiny, KL {usual:.1g}, but the score is no worse for it")
     return Margin("KL of an update, in the median", usual, TINY_KL, "below")
+
+
+def _stop(log: RunLog, kl: Series) -> tuple[str, str, float] | None:
+    """What, in which column, and since when, where a policy that moved stands still for much of the run, not
+    only at the end of a schedule that goes down to 0."""
+    rate = log.series("lr")
+    began = since(rate, rate.y <= 0.0) if len(rate) and rate.y[0] > 0.0 else None
+    if began is not None and (rate.x >= began).mean() >= STOPPED_FOR:
+        return "the learning rate is 0", "lr", began
+    smooth = running_median(kl.y, CRITIC_WINDOW)
+    began = since(kl, smooth < TINY_KL)
+    if began is None or (kl.x >= began).mean() < STOPPED_FOR:
+        return None
+    before, after = kl.y[kl.x < began], kl.y[kl.x >= began]
+    if len(before) < MIN_MOVING or float(np.median(before)) < MOVED * TINY_KL:
+        return None
+    return f"KL {np.median(after):.1g}, {np.median(before):.1g} before", "approx_kl_mean", began
 
 
 def critic_bottleneck(log: RunLog) -> Looked:
@@ -174,7 +208,11 @@ def critic_bottleneck(log: RunLog) -> Looked:
     if best >= EXPLAINED and late >= EXPLAINED:
         return Margin("variance of returns that the critic explains", late, EXPLAINED, "below")
     trouble = score.trouble if score else ""
-    is_blind = best < BLIND
+    last = float(np.median(explained.tail(0.25)))
+    has_gone_blind = not log.is_ours and best >= BLIND and last < 0 and bool(trouble)  # worse than no critic
+    text += f", {last:.2f} in the last quarter" if has_gone_blind else ""
+    text += _explosion(losses)
+    is_blind = best < BLIND or has_gone_blind
     if len(losses) and log.is_ours:  # in units of the returns' spread: from about 0.5 it should fall
         kept = float(np.median(losses.tail(0.5)) / max(float(losses.y[0]), 1e-12))
         is_blind = (best < EXPLAINED and kept > KEPT_LOSS / 3) or (late < EXPLAINED and kept > KEPT_LOSS)
@@ -187,13 +225,24 @@ def critic_bottleneck(log: RunLog) -> Looked:
     return Evidence("bad" if trouble else slight, text, figures, "explained_variance")
 
 
+def _explosion(losses: Series) -> str:
+    """What to say where the value loss has become far larger than it was; empty where it has not."""
+    if not len(losses):
+        return ""
+    usual, last = float(np.median(losses.head(0.5))), float(np.median(losses.tail(0.1)))
+    return f"; the value loss is {last / usual:.1g} times what it was" if last > EXPLODED * usual > 0 else ""
+
+
 def _value_loss_alone(log: RunLog, score: ScoreCourse | None) -> Looked:
     """Judge without the variance explained: a value loss that stays as high as it was, with a bad score."""
     losses, policy = log.series("v_loss"), np.abs(log.series("pg_loss").y)
     kept = float(np.median(losses.tail(0.5)) / max(float(np.median(losses.head(0.1))), 1e-12))
     outweighs = float(np.median(losses.tail(0.5))) > 50 * float(np.median(policy)) if len(policy) else False
-    if kept < 0.8 or not outweighs or score is None or not score.trouble:
+    explosion = _explosion(losses)
+    if score is None or not score.trouble or (not explosion and (kept < 0.8 or not outweighs)):
         return None
+    if explosion:
+        return Evidence("bad", f"{explosion.removeprefix('; ')}; {score.trouble}", {"kept": kept}, "v_loss")
     text = f"{log.label('v_loss')} is still {in_percent(kept)} of what it was, far above the policy's loss; "
     return Evidence("bad", text + score.trouble, {"kept": kept}, "v_loss")
 
@@ -274,7 +323,7 @@ STEP_RULES = (
     Rule(
         "flat-learning",
         "Flat learning",
-        ("score", "approx_kl_mean"),
+        ("score", "approx_kl_mean|lr"),
         flat_learning,
         "the step is too small, or advantages are too weak to move the policy",
         "learning rate and its schedule, gradient norm and its clip, the size of advantages",
