@@ -86,8 +86,6 @@ def refuse_a_mixture(log: RunLog) -> None:
     num_x = len(np.unique(x))
     if len(np.unique(x[1:][is_other])) >= REPEATED * num_x and len(x) > MIN_RUN * 2:
         times = len(x) / num_x
-        problem = (
-            f"has each {log.x_name} about {times:.0f} times, with other values: several runs in one file?"
-        )
+        problem = f"has each {log.x_name} about {times:.0f} times, with different values, as of several runs"
         remedy = "name them in a column seed, or write a file for each"
         raise SeveralRunsError("RUN", log.source, problem, remedy)

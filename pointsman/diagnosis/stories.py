@@ -74,7 +74,7 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     "stuck-at-uniform": SHAPES,
     "entropy-collapse": (*SHAPES, *COLLAPSED, "stuck-at-uniform"),
     "value-loss-at-drops": ("oscillation",),
-    "oscillation": ("best-early",),
+    "oscillation": ("best-early", "no-gain"),
     "slow-drift": ("no-gain", "best-early", "futile-exploration"),
     "limits-passed": ("stopped",),
 }

@@ -243,7 +243,9 @@ def stuck_at_uniform(log: RunLog) -> Looked:
     if log.names.get("entropy_frac") == FROM_START:
         first = float(log.series("entropy").y[:NUM_FIRST].max())
         if now > ABOVE_START or not _may_be_uniform(first):
-            return Unclear(f"entropy was {first:.3g} at first: who knows what uniform actions would have")
+            return Unclear(
+                f"no number of actions is known, and entropy, {first:.3g}, may not have been uniform"
+            )
         if has_learned:
             return None  # a little surer, and better
     text = f"entropy is still {in_percent(now, 1)} of {_highest(log)}"
@@ -255,8 +257,10 @@ def stuck_at_uniform(log: RunLog) -> Looked:
 
 def _may_be_uniform(entropy: float) -> bool:
     """Whether some small number of actions has this entropy when all are as likely."""
+    if entropy > math.log(MOST_COUNTED):
+        return False
     num_actions = max(2, math.ceil(math.exp(entropy) - ROUNDING))
-    return num_actions <= MOST_COUNTED and entropy / math.log(num_actions) >= UNIFORM_AT_FIRST
+    return entropy >= UNIFORM_AT_FIRST * math.log(num_actions)
 
 
 def _has_learned(earned: Series, score: ScoreCourse | None) -> bool:

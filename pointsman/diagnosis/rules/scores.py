@@ -174,14 +174,13 @@ def _wave(y: Array) -> _Wave | None:
         return None
     place = np.arange(len(y))
     off = y - np.polyval(np.polyfit(place, y, 1), place)
-    power = np.abs(np.fft.rfft(off)) ** 2
+    power = np.abs(np.fft.rfft(off / max(float(np.abs(off).max()), 1e-300))) ** 2
     cycles = int(power.argmax())
-    near = float(
-        power[max(cycles - 1, 1) : cycles + 2].sum()
-    )  # a wave that is no whole number of times in it
-    if not MIN_CYCLES <= cycles <= len(y) / 3 or near < WAVE * float(power[1:].sum()):
+    # With its neighbours: a wave need not fit in a whole number of times.
+    share = float(power[max(cycles - 1, 1) : cycles + 2].sum() / max(float(power.sum()), 1e-300))
+    if not MIN_CYCLES <= cycles <= len(y) / 3 or share < WAVE:
         return None
-    return _Wave(len(y) / cycles, float(2 * np.sqrt(2 * near / power[1:].sum()) * off.std()))
+    return _Wave(len(y) / cycles, float(2 * np.sqrt(2 * share) * off.std()))
 
 
 def _turns_by_chance(num: int) -> float:
