@@ -164,12 +164,12 @@ class ScoreCourse:
     def lost(self) -> float:
         """Share of the gain that is gone again; 0 where that is within the noise."""
         drop = self.best - self.end
-        is_clear = float(self.sure.max()) - self.end > self.chance
-        return drop / self.unit if is_clear or self._is_lower_throughout(to_the_end=True) else 0.0
+        return drop / self.unit if float(self.sure.max()) - self.end > self.chance else 0.0
 
-    def _is_lower_throughout(self, to_the_end: bool) -> bool:
-        """Whether, however noisy single values are, blocks of them all lie lower than all of some before by
-        more than a fall takes; between the two is one block for the fall itself."""
+    def _is_lower_throughout(self) -> bool:
+        """Whether, however noisy single values are, some blocks of them all lie lower than all of some before
+        by more than a fall takes; between the two is one block for the fall itself. Noise that lasts for
+        blocks shows this now and then: it is for falls that something else explains."""
         if self.window < MIN_BLOCK:
             return False
         num = len(self.series) // self.window
@@ -177,8 +177,7 @@ class ScoreCourse:
         alone = MEDIAN_ERROR * noise(self.series.y) / float(np.sqrt(self.window))
         least = max(LOST * self.unit, SIGNIFICANT * alone)
         for at in range(BLOCKS, num - BLOCKS):
-            after = blocks[at + 1 :] if to_the_end else blocks[at + 1 : at + 1 + BLOCKS]
-            if len(after) >= BLOCKS and blocks[at - BLOCKS : at].min() - after.max() >= least:
+            if blocks[at - BLOCKS : at].min() - blocks[at + 1 : at + 1 + BLOCKS].max() >= least:
                 return True
         return False
 
@@ -209,7 +208,7 @@ class ScoreCourse:
         peak = int(self.sure[: trough + 1].argmax())
         high, low = float(self.smooth[peak]), float(self.smooth[trough])
         is_clear = depths[trough] > self.chance + self.luck * self.noise  # the lowest is low by luck, too
-        is_clear = bool(is_clear) or self._is_lower_throughout(to_the_end=False)
+        is_clear = bool(is_clear) or self._is_lower_throughout()
         depth = (high - low) / self.unit if is_clear else 0.0
         return Fall(float(self.series.x[peak]), float(self.series.x[trough]), high, low, depth)
 

@@ -114,7 +114,8 @@ def no_gain(log: RunLog) -> Looked:
     if stands_still(log):
         return None  # that is the reason
     moved = max(float(np.ptp(score.smooth[score.window - 1 :])), abs(score.end - score.start))
-    is_flat = moved < max(score.chance, 0.15 * abs(score.start)) and score.lost < SLIGHTLY_LOST
+    is_flat = moved < max(score.chance, 0.15 * abs(score.start))
+    is_flat = is_flat and score.lost < SLIGHTLY_LOST and score.fall.depth < LOST
     if not is_flat or not score.trouble or rise(training_return(log)) > 2.5:
         return None
     kl = log.series("approx_kl_mean").y
