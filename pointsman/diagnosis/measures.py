@@ -280,7 +280,7 @@ def given_up(log: RunLog) -> list[tuple[float, float]]:
     if len(times) < 2:
         return []
     ends = np.flatnonzero(np.diff(times.y) > 0)  # the last row of each
-    starts = np.append(-1, ends[:-1])
+    starts = np.append(-1, ends)[:-1]
     return [
         (float(times.x[start]) if start >= 0 else -np.inf, float(times.x[end]))
         for start, end in zip(starts, ends, strict=True)

@@ -203,7 +203,7 @@ def choose_start(spec: RoutingSpec, policies: Sequence[str]) -> tuple[str, Routi
 
 
 def _first_judge(spec: RoutingSpec) -> RoutingSelection:
-    """Of what is decided before a run: by all that is not kept for the report.
+    """What is decided before a run is decided on all that is not kept for the report.
 
     The limits hardly count yet: a P99 of one part of a trace says more of chance than of an order or a
     policy, and to keep them is what training is for.

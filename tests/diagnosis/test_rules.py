@@ -427,6 +427,12 @@ def test_what_collapses_until_the_trainer_goes_back_is_found_in_what_it_gave_up(
     assert "noop-collapse" not in found(make(gradual))
 
 
+def test_no_rule_breaks_on_a_run_that_never_went_back() -> None:
+    log = make(with_(healthy(), times_back=np.zeros(ROWS)))
+    broken = [one for one in diagnose(log).not_judged if "Error" in one.why]
+    assert broken == []
+
+
 @pytest.mark.parametrize(("score", "expected"), [(BEHIND, "bad"), (BEHIND + 0.35 * (DONE > 0.75), "warning")])
 def test_entropy_that_collapses_until_the_trainer_goes_back(score: Array, expected: str) -> None:
     entropy = np.where(BACK < 2, np.clip(1.0 - 1.4 * ATTEMPT, 0.001, 1.0), 1.0 - 0.5 * ATTEMPT)
