@@ -159,11 +159,12 @@ class Tuning(NamedTuple):
     search: Situation
     check: Situation
     parts: dict[str, str | None]
+    trace: str | None = None  # its digest
 
 
 def _situations(files: list[Path], names: list[str], suite: str | None, overrides: list[str]) -> list[Tuning]:
     from pointsman.evaluation.tune import search_and_check
-    from pointsman.experiments.own import PARTS, part_text, parts_text
+    from pointsman.experiments.own import PARTS, part_text, parts_text, trace_digest
     from pointsman.experiments.scenarios import UNSEEN, short_names
 
     scenarios = chosen_scenarios(files, names, suite)
@@ -180,6 +181,7 @@ def _situations(files: list[Path], names: list[str], suite: str | None, override
             str(one.path.resolve()) if one.path is not None else one.name,
             *search_and_check(one, overrides),
             {part: part_text(one, part, overrides) for part in PARTS},
+            trace_digest(one, overrides),
         )
         for name, one in zip(called, scenarios, strict=True)
     ]
@@ -217,6 +219,7 @@ def _result(
             "situations": [one.name for one in situations],
             "sources": [one.source for one in situations],
             "changes": changes,
+            "traces": [one.trace for one in situations if one.trace is not None],
             "cost_ratio_to_least_outstanding": ratio,
             "searched": _used(situations, TRAINING, tuned.search_seeds),
             "checked": None if tuned.is_stopped else _used(situations, SELECTION, tuned.check_seeds),

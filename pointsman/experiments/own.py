@@ -29,6 +29,7 @@ from pointsman.config import Config
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.experiments.scenarios import SELECTION_SEEDS, Scenario, expected_window_s, scenario_of_file
 from pointsman.experiments.simulate import Prepared, prepare
+from pointsman.files import digest_of
 from pointsman.simulator.plan import ReplicaPlan
 from pointsman.workload import Workload
 from pointsman.workload.build import DEFAULT_NUM_REQUESTS
@@ -61,6 +62,23 @@ def replayed(config: Config) -> TraceReplay | None:
     """The trace whose times are replayed, if there is one."""
     workload = config.workload
     return workload.arrivals if isinstance(workload.arrivals, TraceArrivals) else workload.trace
+
+
+def trace_digest(scenario: Scenario, overrides: Sequence[str] = ()) -> str | None:
+    """By which the trace that is cut into parts is known, whatever file names it; None without one.
+
+    A scenario of ours that has a trace tells its parts apart by seeds.
+    """
+    from pointsman.workload.readers import trace_path  # loads polars
+
+    trace = replayed(scenario.config(0, overrides))
+    if trace is None:
+        return None
+    if scenario.path is None:
+        ours = replayed(replace(scenario, changes=()).config(0))
+        if ours is not None and ours.path == trace.path:
+            return None
+    return digest_of(trace_path(trace, scenario.folder))
 
 
 def with_part(config: Config, part: Part) -> Config:

@@ -91,7 +91,7 @@ def read_trace(
 
     `needs_times=False` reads a file of lengths alone; `lifts_zeros` keeps lengths of 0, to be clipped later.
     """
-    source = open_source(_path(file.path, base_dir))
+    source = open_source(trace_path(file, base_dir))
     form = _choose_format(source, file, needs_times)
     required = (_TIMES if needs_times else {}) | _LENGTHS
     names = {field: REQUEST_NAMES[field] for field in [*required, "session", "block_hashes"]}
@@ -118,10 +118,10 @@ def read_trace(
     return _in_order(trace, file, columns, times) if times else trace
 
 
-def _path(name: str, base_dir: Path | None) -> Path:
-    if name in get_args(ShippedTrace):
-        return Path(str(resources.files("pointsman.workload").joinpath("data", f"{name}.parquet")))
-    return (base_dir or Path()) / Path(name).expanduser()
+def trace_path(file: TraceFile, base_dir: Path | None) -> Path:
+    if file.path in get_args(ShippedTrace):
+        return Path(str(resources.files("pointsman.workload").joinpath("data", f"{file.path}.parquet")))
+    return (base_dir or Path()) / Path(file.path).expanduser()
 
 
 def _choose_format(source: TraceSource, file: TraceFile, needs_times: bool) -> _Format:
