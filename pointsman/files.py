@@ -92,7 +92,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def digest_of(path: Path) -> str | None:
-    """By which a file is known wherever it lies; None if it cannot be read."""
+    """What a file is known by wherever it lies; None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -175,7 +175,7 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
 
 
 def _meant(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Of several types that a value may have, the one that fits best is meant: that with the errors within.
+    """Errors within the one of several types that fits a value best, which is the one that is meant.
 
     A list of groups is no whole number, either, but that is not what is wrong with its second group.
     """

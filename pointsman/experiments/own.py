@@ -65,7 +65,7 @@ def replayed(config: Config) -> TraceReplay | None:
 
 
 def trace_digest(scenario: Scenario, overrides: Sequence[str] = ()) -> str | None:
-    """By which the trace that is cut into parts is known, whatever file names it; None without one.
+    """What the trace that is cut into parts is known by, whatever file names it; None without one.
 
     A scenario of ours that has a trace tells its parts apart by seeds.
     """

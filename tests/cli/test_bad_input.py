@@ -42,7 +42,7 @@ def simulate(
     [
         ("0,-5,10", "num_prefill_tokens", "-5"),
         ("0,5,-10", "num_decode_tokens", "-10"),
-        ("0,0,10", "num_prefill_tokens", "0"),
+        ("0,1e10,10", "num_prefill_tokens", "1e10"),
         ("0,NaN,10", "num_prefill_tokens", "NaN"),
         ("nan,5,10", "arrived_at", "nan"),
         ("-1,5,10", "arrived_at", "-1"),
