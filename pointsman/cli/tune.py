@@ -174,7 +174,7 @@ def _situations(files: list[Path], names: list[str], suite: str | None, override
             problem = "is kept for judging what was never tuned on it"
             raise InputError("--scenario", one.name, problem, "name others; see `pointsman scenarios`")
         if one.path is not None:
-            say(f"{one.name}: {parts_text(one)}")
+            say(f"{one.name}: {parts_text(one, overrides)}")
     called = short_names([str(one.path or one.name) for one in scenarios])
     return [
         Tuning(
