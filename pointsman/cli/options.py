@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -209,8 +209,10 @@ def _learned_traces(scenario: Scenario, config: Config, policy: str) -> set[str 
     found: set[str | None] = set()
     for name in own_policy(scenario, config) if is_own else [policy]:
         origin = origin_of(name)
-        files = [source for source in origin.sources if is_file(source) and Path(source).is_file()]
-        found |= {*origin.traces, *(trace_digest(find_scenario(file, origin.changes)) for file in files)}
+        found |= set(origin.traces)
+        for source in filter(is_file, origin.sources):
+            with suppress(InputError):  # gone, or changed so that it is no configuration any more
+                found.add(trace_digest(find_scenario(source, origin.changes)))
     return found
 
 
