@@ -69,11 +69,11 @@ def trace_digest(scenario: Scenario, overrides: Sequence[str] = ()) -> str | Non
 
     A scenario of ours that has a trace tells its parts apart by seeds.
     """
-    from pointsman.workload.readers import trace_path  # loads polars
-
     trace = replayed(scenario.config(0, overrides))
     if trace is None:
         return None
+    from pointsman.workload.readers import trace_path  # loads polars
+
     if scenario.path is None:
         ours = replayed(replace(scenario, changes=()).config(0))
         if ours is not None and ours.path == trace.path:
