@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -88,6 +89,15 @@ def replace_file(path: Path, data: bytes) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def digest_of(path: Path) -> str | None:
+    """What a file is known by wherever it lies; None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError):  # also a name that no file can have
+        return None
 
 
 def _cannot_write(option: str, path: Path, error: OSError) -> InputError:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
 
 from pointsman.errors import InputError, no_such_file, reason_of
 
@@ -150,13 +151,13 @@ def apply_override(data: dict[str, Any], override: str, example: str) -> None:
 
 def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> InputError:
     # An unknown key often causes a second, more confusing error: report it first.
-    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    problems = sorted(_meant(error.errors()), key=lambda problem: problem["type"] != "extra_forbidden")
     problem = problems[0]
     path = [str(part) for part in problem["loc"] if not _is_branch(part)]
     field = ".".join(([where] if where else []) + path) or model.__name__
     cause = (problem.get("ctx") or {}).get("error")
     if isinstance(cause, InputError):
-        return cause
+        return InputError(_within(field, path, cause.field), cause.value, cause.problem, cause.remedy)
     if problem["type"] == "extra_forbidden":
         known = _known_keys(model, path[:-1])
         near = difflib.get_close_matches(path[-1], known, n=1)
@@ -171,6 +172,31 @@ def _as_input_error(error: ValidationError, model: type[Spec], where: str) -> In
     what = _NOT_A.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
     what = what.replace("Input should be", "must be")
     return InputError(field, problem["input"], what[0].lower() + what[1:], remedy)
+
+
+def _meant(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Errors within the one of several types that fits a value best, which is the one that is meant.
+
+    A list of groups is no whole number, either, but that is not what is wrong with its second group.
+    """
+    locations = [problem["loc"] for problem in problems]
+
+    def fits_none(at: tuple[int | str, ...]) -> bool:
+        return bool(at) and _is_branch(at[-1])
+
+    def is_beside_better(at: tuple[int | str, ...]) -> bool:
+        return any(other[: len(at) - 1] == at[:-1] and len(other) > len(at) for other in locations)
+
+    return [one for one in problems if not (fits_none(one["loc"]) and is_beside_better(one["loc"]))]
+
+
+def _within(field: str, path: list[str], inner: str) -> str:
+    """The full key for one that a section was given whose usual place is not in a list, as here."""
+    parts = inner.split(".")
+    is_in_list = any(part.isdigit() for part in path)
+    if not is_in_list or inner.startswith(field) or path[-1] not in parts:
+        return inner
+    return ".".join([field, *parts[parts.index(path[-1]) + 1 :]])
 
 
 _WHOLE, _NUMBER, _SWITCH = "must be a whole number", "must be a number", "must be true or false"

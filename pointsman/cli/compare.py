@@ -36,6 +36,7 @@ from pointsman.cli.options import (
     Suite,
     chosen_scenarios,
     objective_named,
+    own_policy,
     policies_of,
     policies_option,
     refuse_seed,
@@ -44,6 +45,7 @@ from pointsman.cli.options import (
     situations,
 )
 from pointsman.cli.returns import compare_returns, named_env, refuse_routing_options
+from pointsman.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,7 +133,7 @@ def compare(
         named = split_names(policies)
         outputs.enter_context(policies_of("--baseline", [baseline]))
         outputs.enter_context(policies_of("--policies", named))
-        wanted = situations(scenarios, overrides or [], report_seeds(seeds), [baseline, *(named or [])])
+        wanted = situations(scenarios, overrides or [], report_seeds(seeds), named, baseline)
         started = time.perf_counter()
         with simulators(threads, ray) as workers:
             comparisons = run_comparisons(wanted, named, baseline, workers, cost)
@@ -142,20 +144,50 @@ def compare(
     if as_json:
         print_json(report.results())
     else:
-        _print_report(report, _next_steps(report, scenarios))
+        _print_report(report, _next_steps(report, scenarios, named or [], overrides or []))
     if out is not None:
         say_written(out)
 
 
-def _next_steps(report: ComparisonReport, scenarios: Sequence[Scenario]) -> str:
-    """What to do with the answer."""
+def _next_steps(
+    report: ComparisonReport, scenarios: Sequence[Scenario], named: Sequence[str], overrides: Sequence[str]
+) -> str:
+    """What to do with the answer, in commands that can be given as they are."""
     best, _ = report.choice
-    serve = f"pointsman serve --policy {best} --backend URL … routes by it"
+    known = _known_as(best, report.comparisons[0], [*named, best], scenarios[0])
+    if known is None:
+        serve = f"to serve by {best}, write its `policy:` into a file of its own"
+    else:
+        serve = f"pointsman serve --policy {shlex.quote(known)} --backend URL … routes by it"
     if len(scenarios) > 1:
         return f"Next: {serve}."
     (one,) = scenarios
-    where = shlex.quote(str(one.path)) if one.path is not None else f"--scenario {one.name}"
-    return f"Next: pointsman plan {where} says how much traffic it can take; {serve}."
+    where = [str(one.path)] if one.path is not None else ["--scenario", one.name]
+    changes = [part for override in overrides for part in ("--set", override)]
+    plan = shlex.join(["pointsman", "plan", *where, *changes])
+    return f"Next: {plan} says how much traffic it can take; {serve}."
+
+
+def _known_as(label: str, comparison: Comparison, names: Sequence[str], scenario: Scenario) -> str | None:
+    """The first of these names, or of the configuration's for its own policy, that means it everywhere.
+
+    A label does not: `tuned` may be a file of that name, and `default` a run.
+    """
+    from pointsman.routing.policy import PolicySpec
+    from pointsman.spec import parse_spec
+
+    def meaning(spec: PolicySpec) -> str:
+        return spec.model_dump_json(include={"kind", "checkpoint", "weights", "parameters", "detour_s"})
+
+    meant = meaning(comparison.policies[comparison.names.index(label)])
+    for name in (*names, *own_policy(scenario, comparison.configs[0])):
+        try:
+            found = parse_spec(PolicySpec, {"kind": name}, "policy")
+        except InputError:  # of a policy that only the configuration has
+            continue
+        if meaning(found) == meant:
+            return name
+    return None
 
 
 def split_names(text: str | None) -> list[str] | None:
@@ -182,6 +214,8 @@ def run_comparisons(
 
 
 def _print_report(report: ComparisonReport, next_steps: str) -> None:
+    from rich.markup import escape
+
     console = stdout()
     _, verdict = report.choice
     print_verdict(console, verdict)
@@ -197,7 +231,7 @@ def _print_report(report: ComparisonReport, next_steps: str) -> None:
         console.print(_summary_table(report, is_narrow), "")
     for note in report.notes():
         console.print(note)
-    console.print(f"\n{next_steps}")
+    console.print(f"\n{escape(next_steps)}")
 
 
 def table_width(metrics: Sequence[str]) -> int:

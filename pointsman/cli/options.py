@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -176,20 +176,55 @@ class Situation(NamedTuple):
 
 
 def situations(
-    scenarios: Sequence[Scenario], overrides: Sequence[str], seeds: Sequence[int], policies: Sequence[str]
+    scenarios: Sequence[Scenario],
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    policies: Sequence[str] | None,
+    baseline: str,
 ) -> list[Situation]:
-    """Each scenario as it is; of a trace that one of the policies learned on, what was kept of it."""
-    from pointsman.experiments.own import kept_text, replayed, report_configs
+    """Each scenario as it is; of a trace that one of the policies learned on, what was kept of it.
 
-    learned = {name for policy in policies for name in origin_of(policy).sources}
+    It is the same trace in whichever file it is named, and on whichever cluster it is replayed.
+    """
+    from pointsman.experiments.own import kept_text, report_configs, trace_digest
+
     found = []
     for one in scenarios:
         configs, what = [one.config(seed, overrides) for seed in seeds], one.what
-        if replayed(configs[0]) is not None and str(one.path and one.path.resolve()) in learned:
+        trace = trace_digest(one, overrides)
+        compared = [baseline, *(policies if policies is not None else [configs[0].policy.label])]
+        if trace is not None and any(trace in _learned_traces(one, configs[0], name) for name in compared):
             configs = report_configs(one, seeds, overrides)
             what = kept_text(one, configs[0])
         found.append(Situation(one.name, what, configs, one.folder))
     return found
+
+
+def _learned_traces(scenario: Scenario, config: Config, policy: str) -> set[str | None]:
+    """Digests of what a policy was trained or tuned on: as it was then, and as its files are now."""
+    from pointsman.experiments.own import trace_digest
+    from pointsman.experiments.scenarios import find_scenario, is_file
+
+    is_own = policy in (config.policy.label, config.policy.kind)
+    found: set[str | None] = set()
+    for name in own_policy(scenario, config) if is_own else [policy]:
+        origin = origin_of(name)
+        found |= set(origin.traces)
+        for source in filter(is_file, origin.sources):
+            with suppress(InputError):  # gone, or changed so that it is no configuration any more
+                found.add(trace_digest(find_scenario(source, origin.changes)))
+    return found
+
+
+def own_policy(scenario: Scenario, config: Config) -> list[str]:
+    """Names that the policy of a configuration has elsewhere: none where it has its weights there."""
+    from pointsman.routing.sources import is_path
+
+    section = scenario.data(0).get("policy")
+    named = section.get("kind") if isinstance(section, Mapping) else section
+    checkpoint = config.policy.checkpoint
+    found = [named] if isinstance(named, str) and is_path(named) else []
+    return [*found, *([str(checkpoint)] if checkpoint is not None else [])]
 
 
 def kept_situations(
@@ -247,6 +282,7 @@ class Origin(NamedTuple):
 
     sources: list[str]  # scenarios and configuration files
     changes: list[str]  # by --set, to each of them
+    traces: list[str]  # digests of the files' traces
 
 
 def origin_of(policy: str) -> Origin:
@@ -258,7 +294,7 @@ def origin_of(policy: str) -> Origin:
     if path is not None:
         metadata = load_checkpoint(path, "policy").metadata
         sources = metadata.get("scenarios", metadata.get("traffic", ()))
-        return Origin(list(sources), list(metadata.get("changes", ())))
+        return Origin(list(sources), *(list(metadata.get(key, ())) for key in ("changes", "traces")))
     file = Path(policy).expanduser()
     made = read_yaml(file, "policy").get("made") if file.is_file() else None
     return Origin(*(_texts(made, key) for key in Origin._fields))
@@ -269,18 +305,21 @@ def _texts(made: object, key: str) -> list[str]:
     return [str(value) for value in values] if isinstance(values, list) else []
 
 
-def known_origin(policy: str) -> Origin:
-    """Where to judge a policy if nobody says: on what it was made for, as far as that is still there."""
+def known_origin(policy: str) -> tuple[list[str], list[str]]:
+    """Where to judge a policy if nobody says: on what it was made for, as far as that is still there.
+
+    Sources, and what was changed in them.
+    """
     from pointsman.experiments.scenarios import DEFAULT, is_file
 
-    names, changes = origin_of(policy)
+    names, changes, _ = origin_of(policy)
     found = [name for name in names if not is_file(name) or Path(name).is_file()]
     for name in names:
         if name not in found:
             instead = "" if found else f"; judged on {DEFAULT} instead"
             text = f"{policy} was made for {name}, which is not there{instead}"
             warnings.warn(PointsmanWarning(text), stacklevel=2)
-    return Origin(found, changes)
+    return found, changes
 
 
 def report_seeds(num_seeds: int | None) -> range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from contextlib import ExitStack
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pointsman.evaluation.tune import Budget, Situation, Tuned
-    from pointsman.experiments.objective import Objective
+    from pointsman.experiments.objective import Limit, Objective
 
 NUM_DECISIONS = 20_000_000
 
@@ -159,11 +160,12 @@ class Tuning(NamedTuple):
     search: Situation
     check: Situation
     parts: dict[str, str | None]
+    trace: str | None = None  # its digest
 
 
 def _situations(files: list[Path], names: list[str], suite: str | None, overrides: list[str]) -> list[Tuning]:
     from pointsman.evaluation.tune import search_and_check
-    from pointsman.experiments.own import PARTS, part_text, parts_text
+    from pointsman.experiments.own import PARTS, part_text, parts_text, trace_digest
     from pointsman.experiments.scenarios import UNSEEN, short_names
 
     scenarios = chosen_scenarios(files, names, suite)
@@ -172,7 +174,7 @@ def _situations(files: list[Path], names: list[str], suite: str | None, override
             problem = "is kept for judging what was never tuned on it"
             raise InputError("--scenario", one.name, problem, "name others; see `pointsman scenarios`")
         if one.path is not None:
-            say(f"{one.name}: {parts_text(one)}")
+            say(f"{one.name}: {parts_text(one, overrides)}")
     called = short_names([str(one.path or one.name) for one in scenarios])
     return [
         Tuning(
@@ -180,6 +182,7 @@ def _situations(files: list[Path], names: list[str], suite: str | None, override
             str(one.path.resolve()) if one.path is not None else one.name,
             *search_and_check(one, overrides),
             {part: part_text(one, part, overrides) for part in PARTS},
+            trace_digest(one, overrides),
         )
         for name, one in zip(called, scenarios, strict=True)
     ]
@@ -217,7 +220,9 @@ def _result(
             "situations": [one.name for one in situations],
             "sources": [one.source for one in situations],
             "changes": changes,
+            "traces": [one.trace for one in situations if one.trace is not None],
             "cost_ratio_to_least_outstanding": ratio,
+            "limits_exceeded_by": None if tuned.is_stopped else _exceeded_by(tuned, situations, objective),
             "searched": _used(situations, TRAINING, tuned.search_seeds),
             "checked": None if tuned.is_stopped else _used(situations, SELECTION, tuned.check_seeds),
             "generations": tuned.num_generations,
@@ -251,6 +256,37 @@ def _found_table(tuned: Tuned) -> Table:
     return table
 
 
+def _broken(tuned: Tuned, situations: list[Tuning], metric: str) -> dict[str, float]:
+    """Where the check found a limit not kept, and by what share the time is longer than that; worst first."""
+    from pointsman.experiments.objective import TOLERANCE
+
+    found = zip((one.name for one in situations), tuned.breaches[metric], strict=True)
+    worst_first = sorted(found, key=lambda pair: -pair[1])
+    return {name: math.expm1(breach) for name, breach in worst_first if breach > TOLERANCE}
+
+
+def _exceeded_by(tuned: Tuned, situations: list[Tuning], objective: Objective) -> dict[str, float]:
+    """The limits that the check found not kept, each with the largest share beyond it."""
+    broken = {limit.metric: _broken(tuned, situations, limit.metric) for limit in objective.limits}
+    return {metric: round(max(shares.values()), 4) for metric, shares in broken.items() if shares}
+
+
+def _kept_or_not(limit: Limit, tuned: Tuned, situations: list[Tuning]) -> str:
+    """A limit counts as a cost in the search, and so it may be broken where that pays."""
+    from pointsman.report.tables import percent
+
+    if tuned.is_stopped:
+        return f"Not checked: {limit.text}."
+    broken = _broken(tuned, situations, limit.metric)
+    if not broken:
+        return f"Kept: {limit.text}."
+    worst, share = next(iter(broken.items()))
+    if len(situations) == 1:
+        return f"[bold]Not kept[/bold]: {limit.text}; it is {percent(share)} longer than that."
+    where = f"on {len(broken)} of {len(situations)} scenarios"
+    return f"[bold]Not kept[/bold] {where}: {limit.text}; on {worst} it is {percent(share)} longer than that."
+
+
 def _print_tuned(tuned: Tuned, objective: Objective, situations: list[Tuning], wall_s: float) -> None:
     from pointsman.evaluation.bootstrap import Ratio
     from pointsman.experiments.own import SELECTION
@@ -268,6 +304,6 @@ def _print_tuned(tuned: Tuned, objective: Objective, situations: list[Tuning], w
         )
     console.print(f"Cost of a request: {objective.formula}.")
     for limit in objective.limits:
-        console.print(f"Kept: {limit.text}.")
+        console.print(_kept_or_not(limit, tuned, situations))
     generations = counted(tuned.num_generations, "generation")
     console.print(f"{generations}, {tuned.num_decisions:,} decisions in {number(wall_s)} s.")

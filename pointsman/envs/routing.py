@@ -33,7 +33,7 @@ from pointsman.envs.rewards import SMOOTHING_S, TERMS_OF_TOTALS, RewardSpec, Sna
 from pointsman.envs.totals import FIELDS, RewardTotals, read_totals
 from pointsman.errors import InputError
 from pointsman.experiments.objective import DEFAULT_OBJECTIVE, Objective, find_objective, parse_limit
-from pointsman.experiments.own import parts_text
+from pointsman.experiments.own import parts_text, trace_digest
 from pointsman.experiments.scenarios import find_scenario, is_file, short_names
 from pointsman.inference.space import EntitySpace
 from pointsman.routing.features import (
@@ -224,7 +224,9 @@ class RoutingEnv:
         }
         files = [name for name in spec.scenarios if is_file(name)]
         if files:
-            self.metadata["traffic"] = {name: parts_text(find_scenario(name, spec.changes)) for name in files}
+            own = {name: find_scenario(name, spec.changes) for name in files}
+            self.metadata["traffic"] = {name: parts_text(one) for name, one in own.items()}
+            self.metadata["traces"] = [digest for one in own.values() if (digest := trace_digest(one))]
         self.teachers = tuple(one.kind for one in teachers)
         self.baseline = BASELINE
         self.set_difficulty({})

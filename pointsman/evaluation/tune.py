@@ -115,6 +115,7 @@ class Tuned:
     cost_ratio: (
         float  # to least-outstanding, geometric mean over situations and `check_seeds`; NaN if stopped
     )
+    breaches: Mapping[str, tuple[float, ...]]  # by limit: how far beyond it on each situation, as a logarithm
     search_seeds: range
     check_seeds: range
     num_generations: int
@@ -187,6 +188,7 @@ def tune(
     search = EvolutionStrategy(start, STEP_SIZE, np.random.default_rng(seed))
     average, num_generations, share = start, 0, 0.0
     best, cost_ratio = average, math.nan
+    breaches: dict[str, tuple[float, ...]] = {}
     try:
         # Room for another generation, and for the choice at the end, which is as much work.
         while share * (num_generations + 2) <= max(num_generations, 1):
@@ -200,8 +202,9 @@ def tune(
             share = meter.share(bench.num_decisions)
         finalists = [start, search.mean, average, *space.always_judged]
         judged = judge.judge([space.policy(point) for point in finalists], check_seeds)
-        chosen = int(np.argmin(judged.sum(axis=0)))
-        best, cost_ratio = finalists[chosen], math.exp(float(judged[0, chosen]))
+        chosen = int(np.argmin(judged.score))
+        best, cost_ratio = finalists[chosen], math.exp(float(judged.cost[chosen]))
+        breaches = {metric: tuple(rows[:, chosen].tolist()) for metric, rows in judged.breaches.items()}
     except KeyboardInterrupt:
         if num_generations == 0:
             raise
@@ -210,6 +213,7 @@ def tune(
         space.policy(best),
         space.influence(best),
         cost_ratio,
+        breaches,
         search_seeds,
         check_seeds,
         num_generations,
@@ -306,6 +310,20 @@ class ParameterSpace:
         return {}
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Policies [P] on the same arrivals."""
+
+    cost: Floats  # [P] logarithm, relative to least-outstanding, mean over situations and seeds
+    penalty: Floats  # [P] for breaches of limits, mean over the same
+    breaches: Mapping[str, Floats]  # [situations, P] by limit: how far beyond, a logarithm, mean over seeds
+
+    @property
+    def score(self) -> Floats:
+        score: Floats = self.cost + self.penalty
+        return score
+
+
 class Bench:
     """Runs policies on situations, and counts the decisions that takes."""
 
@@ -325,27 +343,29 @@ class Bench:
 
     def scores(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> Floats:
         """[P] what to minimise: the logarithm of the cost, and what breaches of limits add to it."""
-        cost, penalty = self.judge(policies, seeds)
-        scores: Floats = cost + penalty
-        return scores
+        return self.judge(policies, seeds).score
 
-    def judge(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> Floats:
-        """[2, P] the logarithm of the cost relative to least-outstanding, and the penalty for breaches; means
-        over situations and seeds."""
-        total = np.zeros((2, len(policies)))
+    def judge(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> Judged:
+        """What policies cost and which limits they break, all on the same arrivals."""
+        cost, penalty = np.zeros(len(policies)), np.zeros(len(policies))
+        broken = {
+            limit.metric: np.zeros((len(self._situations), len(policies))) for limit in self._objective.limits
+        }
         keys = [(index, seed) for seed in seeds for index in range(len(self._situations))]
         for key in keys:
             if key not in self._references:
                 names = dict.fromkeys((BASELINE.kind, *self._objective.references))
                 self._references[key] = {name: self._measure([PolicySpec(kind=name)], key) for name in names}
             references, found = self._references[key], self._measure(policies, key)
-            total[0] += np.log(found["cost"] / references[BASELINE.kind]["cost"])
+            cost += np.log(found["cost"] / references[BASELINE.kind]["cost"])
             breaches = self._objective.breaches(found, references)
-            total[1] += [
+            penalty += [
                 self._objective.penalty({name: row[p : p + 1] for name, row in breaches.items()})
                 for p in range(len(policies))
             ]
-        return total / len(keys)
+            for metric, breach in breaches.items():
+                broken[metric][key[0]] += breach / len(seeds)
+        return Judged(cost / len(keys), penalty / len(keys), broken)
 
     def _measure(self, policies: Sequence[PolicySpec], key: tuple[int, int]) -> dict[str, Floats]:
         """[P] the cost and the P99s."""

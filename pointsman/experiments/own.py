@@ -29,6 +29,7 @@ from pointsman.config import Config
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.experiments.scenarios import SELECTION_SEEDS, Scenario, expected_window_s, scenario_of_file
 from pointsman.experiments.simulate import Prepared, prepare
+from pointsman.files import digest_of
 from pointsman.simulator.plan import ReplicaPlan
 from pointsman.workload import Workload
 from pointsman.workload.build import DEFAULT_NUM_REQUESTS
@@ -61,6 +62,23 @@ def replayed(config: Config) -> TraceReplay | None:
     """The trace whose times are replayed, if there is one."""
     workload = config.workload
     return workload.arrivals if isinstance(workload.arrivals, TraceArrivals) else workload.trace
+
+
+def trace_digest(scenario: Scenario, overrides: Sequence[str] = ()) -> str | None:
+    """What the trace that is cut into parts is known by, whatever file names it; None without one.
+
+    A scenario of ours that has a trace tells its parts apart by seeds.
+    """
+    trace = replayed(scenario.config(0, overrides))
+    if trace is None:
+        return None
+    from pointsman.workload.readers import trace_path  # loads polars
+
+    if scenario.path is None:
+        ours = replayed(replace(scenario, changes=()).config(0))
+        if ours is not None and ours.path == trace.path:
+            return None
+    return digest_of(trace_path(trace, scenario.folder))
 
 
 def with_part(config: Config, part: Part) -> Config:
@@ -154,13 +172,13 @@ def kept_text(scenario: Scenario, config: Config) -> str:
     trace = replayed(config)
     if trace is None:
         return scenario.what
-    first, end = (f"{100 * share:.3g}" for share in trace.part)
+    first, end = (f"{100 * share:.3g}" for share in _share_of_file(config, trace, scenario.folder))
     return f"{scenario.what}: {first} to {end} % of {trace.path}, kept for the report"
 
 
-def parts_text(scenario: Scenario) -> str:
+def parts_text(scenario: Scenario, overrides: Sequence[str] = ()) -> str:
     """Which traffic is used for what, for people to read."""
-    config = scenario.config(0)
+    config = scenario.config(0, overrides)
     trace = replayed(config)
     if trace is None:
         return "made-up traffic, so training, selection and report have different seeds"
@@ -181,9 +199,46 @@ def part_text(scenario: Scenario, part: str, overrides: Sequence[str] = ()) -> s
 
 
 def _requests_of_parts(config: Config, folder: Path | None) -> dict[str, tuple[int, int]]:
-    """The first and the last request of each part of its trace, from 1 on."""
+    """The first and the last request of each part of its trace, counted from 1 on in its file."""
+    whole = with_part(config, (0.0, 1.0))
+    trace = replayed(whole)
+    assert trace is not None
     count = _enough(config, folder)
-    return {part: (round(first * count) + 1, round(last * count)) for part, (first, last) in PARTS.items()}
+    before = 0 if _is_whole(config, trace) else _rows_before(whole, trace, count, folder)[0]
+    return {
+        part: (before + round(first * count) + 1, before + round(last * count))
+        for part, (first, last) in PARTS.items()
+    }
+
+
+def _share_of_file(config: Config, trace: TraceReplay, folder: Path | None) -> Part:
+    """From where to where in its file a part of a trace is, of which not all may be replayed."""
+    if trace.begin == 0.0 and config.workload.requests is None and config.workload.duration_s is None:
+        return trace.part
+    count = len(quietly_prepared(config, folder).workload)
+    before, num_rows = _rows_before(config, trace, count, folder)
+    return before / num_rows, (before + count) / num_rows
+
+
+def _is_whole(config: Config, trace: TraceReplay) -> bool:
+    """Whether what is replayed begins where its file does."""
+    return trace.begin == 0.0 and trace.part[0] == 0.0
+
+
+def _rows_before(
+    config: Config, trace: TraceReplay, num_requests: int, folder: Path | None
+) -> tuple[int, int]:
+    """How many requests of the file come before the `num_requests` of a part, and how many it has."""
+    from pointsman.workload.readers import read_trace  # loads polars
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PointsmanWarning)
+        num_rows = len(read_trace(trace, folder, lifts_zeros=config.workload.max_tokens is not None))
+    begin, (first, last) = round(trace.begin * num_rows), trace.part
+    replayed_rows = min(num_rows - begin, config.workload.requests or num_rows)
+    if config.workload.duration_s is not None:
+        replayed_rows = round(num_requests / (last - first))
+    return begin + round(first * replayed_rows), num_rows
 
 
 def _enough(config: Config, folder: Path | None) -> int:

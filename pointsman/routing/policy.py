@@ -92,6 +92,9 @@ class PolicySpec(Spec):
         if isinstance(data, str):
             data = {"kind": data}
         kind = data.get("kind") if isinstance(data, Mapping) else None
+        if isinstance(data, Mapping) and data.get("name") is not None and "kind" not in data:
+            remedy = f"write `kind: {data['name']}`; `name` is what tables call it"
+            raise InputError("policy.kind", None, "missing", remedy)
         if not isinstance(kind, str) or kind in HEURISTICS or kind == LEARNED:
             return data
         return look_up(kind, tuple(HEURISTICS)) | {key: data[key] for key in data if key != "kind"}
@@ -99,6 +102,13 @@ class PolicySpec(Spec):
     @property
     def label(self) -> str:
         return self.name or self.kind
+
+    @model_validator(mode="after")
+    def _name_is_its_own(self) -> Self:
+        if self.name != self.kind and self.name in HEURISTICS:
+            problem = f"is another policy, and this one is {self.kind}"
+            raise InputError("policy.name", self.name, problem, "give it a name of its own, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:

@@ -20,8 +20,10 @@ Names = Sequence[str]
 REQUEST_NAMES: Mapping[str, Names] = {
     "arrived_at": (
         *("arrived_at", "arrival_time", "arrival_timestamp", "arrival", "arrived", "timestamp", "ts", "time"),
+        # In nginx's logs, `request_time` is how long a request took; these say when it ended, and come first.
+        *("time_iso8601", "time_local", "msec"),
         *("request_time", "request_timestamp", "requested_at", "request_start_time", "received_at"),
-        *("start_time", "start_timestamp", "started_at", "start", "sent_at", "send_time", "queued_time"),
+        *("start_time", "start_timestamp", "started_at", "start", "sent_at", "send_time"),
         *("created", "created_at", "creation_time", "created_time", "datetime", "date_time", "date"),
         *("start_times", "arrival_times", "timestamps", "start_time_unix_nano"),
     ),
@@ -35,6 +37,7 @@ REQUEST_NAMES: Mapping[str, Names] = {
     "num_decode_tokens": (
         *("num_decode_tokens", "completion_tokens", "num_completion_tokens", "output_tokens"),
         *("num_output_tokens", "generated_tokens", "num_generated_tokens", "generation_tokens"),
+        "num_generation_tokens",
         *("response_tokens", "decode_tokens", "output_length", "completion_length", "response_length"),
         *("output_len", "completion_len", "expected_output_len", "completion_token_count"),
         *("output_token_count", "candidates_token_count", "n_completion_tokens", "tokens_out"),
@@ -70,6 +73,16 @@ def find_column(columns: Sequence[str], names: Names) -> str | None:
         for column in columns:
             by_key.setdefault(_key(key_of(column)), column)
     return next((by_key[_key(name)] for name in names if _key(name) in by_key), None)
+
+
+def parts_beside(column: str, name: str, columns: Sequence[str], others: Names) -> list[str]:
+    """If a column has this name, the others in the same place: of the same object, if it is part of one."""
+    place, _, last = column.rpartition(".")
+    if _key(last) != _key(name):
+        return []
+    keys = {_key(other) for other in others}
+    beside = [one for one in columns if one.rpartition(".")[0] == place]
+    return [one for one in beside if _key(one.rpartition(".")[2]) in keys]
 
 
 def unit_of(column: str) -> TimeUnit | None:

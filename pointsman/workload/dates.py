@@ -4,11 +4,13 @@
 |------------------|----------------------------------------------------------------------------|
 | ISO 8601         | 2023-11-16T18:15:46.5Z, 2023/11/16 18:15, 20231116T181546+01:00            |
 | day or month first | 16/11/2023 18:15, 11/16/2023 6:15:46 PM, 16.11.2023 18:15:46,5           |
+| year of two digits first | 23/11/16 18:15:46                                                  |
 | month in letters | Nov 16 2023 18:15:46, Thu, 16 Nov 2023 18:15:46 GMT, 16/Nov/2023:18:15:46 +0000 |
 
 Every way is rewritten to the first one, so that one parser does the rest. What has no zone counts as UTC.
 Whether the day or the month comes first is told by a number above 12 anywhere in the column. Where no number
-tells, it is the order that makes the recording shorter: days in a row look like months in a row otherwise.
+tells, it is the order that makes the recording shorter: days in a row look like months in a row otherwise,
+and days of one year like those of many.
 """
 
 from __future__ import annotations
@@ -59,21 +61,26 @@ def parse_dates(values: pl.Series) -> tuple[pl.Series, str]:
     text = values.str.strip_chars().str.to_lowercase().str.replace(r"\[[a-z_/]+\]$", "")
     text = _months_as_numbers(text)
     numbers = text.str.extract_groups(_NUMBERS)
-    first, second = (numbers.struct.field(name).cast(pl.Int64) for name in ("1", "2"))
-    what = "dates"
-    if first.is_not_null().any():
-        orders = {"day": r"$3-$2-$1$4", "month": r"$3-$1-$2$4"}
-        if int(first.max() or 0) > 12:  # type: ignore[arg-type]
-            del orders["month"]
-        elif int(second.max() or 0) > 12:  # type: ignore[arg-type]
-            del orders["day"]
-        read = {order: _parse(text.str.replace(_NUMBERS, to)) for order, to in orders.items()}
+    if numbers.struct.field("1").is_not_null().any():
+        orders = _possible_orders(numbers)
+        read = {order: _parse(text.str.replace(_NUMBERS, orders[order])) for order in orders}
         spans = {order: _span(stamps) for order, stamps in read.items()}
-        order = min(spans, key=lambda one: spans[one])
-        is_same = len(spans) == 2 and spans["day"] == spans["month"]
-        what += " (day or month first)" if is_same else f" ({order} first)"
-        return read[order], what
-    return _parse(text), what
+        shortest = [order for order in spans if spans[order] == min(spans.values())]
+        return read[shortest[0]], f"dates ({' or '.join(shortest)} first)"
+    return _parse(text), "dates"
+
+
+def _possible_orders(numbers: pl.Series) -> dict[str, str]:
+    """How to rewrite the three numbers of a date, by which of them may come first."""
+    first, second, third = (numbers.struct.field(name).cast(pl.Int64) for name in ("1", "2", "3"))
+    orders = {"day": r"$3-$2-$1$4", "month": r"$3-$1-$2$4", "year": r"$1-$2-$3$4"}
+    if int(first.max() or 0) > 12:  # type: ignore[arg-type]
+        del orders["month"]
+    elif int(second.max() or 0) > 12:  # type: ignore[arg-type]
+        del orders["day"]
+    if int(third.max() or 0) > 31 or int(second.max() or 0) > 12:  # type: ignore[arg-type]
+        del orders["year"]
+    return orders
 
 
 def _months_as_numbers(text: pl.Series) -> pl.Series:

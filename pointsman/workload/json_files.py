@@ -43,6 +43,8 @@ def json_source(path: Path, data: bytes) -> TraceSource:
     keys: dict[str, None] = {}
     for (_, record), _ in zip(_json_records(path, data, records), range(_NUM_LINES_FOR_KEYS), strict=False):
         keys.update(dict.fromkeys(key for key, _ in flat(record)))
+    if not keys:
+        raise file_error(path, "holds no requests", "give a file with at least one")
     return TraceSource(path, list(keys), load)
 
 

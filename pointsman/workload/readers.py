@@ -16,10 +16,10 @@ said (reading.py). Times are parsed exactly: the shortest decimal of a double gi
 log counts whole seconds or minutes are the requests of each spread over it: together they would be bursts
 that never were.
 
-A length of 0 is an error in formats that have none: Azure 2023 has no prompt below 2 and no output below 6
-tokens, Mooncake none below 891 and 1. BurstGPT and logs record failed requests with 0, or with no output
-length at all (`null`, `N/A`, `-`): these are left out, with a warning. Vidur's clipping (`max_tokens`) lifts
-0 to 1. Two recordings one after the other, each with a clock of its own, are an error.
+Requests that failed are left out (tokens.py), but for a file that is said to be Vidur's (`format: vidur`), of
+which Vidur's clipping (`max_tokens`) lifts 0 to 1. Two recordings one after the other, each with a clock of
+its own, are an error. Mooncake's whole milliseconds in batches of 3 s are as they were published; whoever
+writes fractions into its columns means seconds.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from pointsman.workload.prefixes import Chains, chains_of_blocks
 from pointsman.workload.reading import TraceReading
 from pointsman.workload.replay import take
 from pointsman.workload.spec import ShippedTrace, TimeUnit, TraceColumns, TraceFile
-from pointsman.workload.times import FIX_ROW, Times, read_numbers, read_times
+from pointsman.workload.times import FIX_ROW, Times, read_times
+from pointsman.workload.tokens import is_nothing, prompt_parts, served_rows, token_counts, with_zeros
 from pointsman.workload.workload import NO_SESSION, Workload
 
-_MAX_TOKENS = np.iinfo(np.int32).max
-_FIX_LENGTH = "correct or remove the row, or set workload.max_tokens to lift 0 to 1 as Vidur does"
 _LONGEST_GAP = 0.5  # of the time from the first to the last request
 _FEWEST_WITH_A_RATE = 30  # requests
 _CLOCKS_S = (60.0, 1.0)  # whole minutes, whole seconds
 _FEWEST_CLOCK_READINGS = 10  # fewer may well be batches
 _FEWEST_IN_A_RECORDING = 10  # rows on average: where time goes back more often, rows are out of order
 _MOST_OF_A_RECORDING = 0.5  # is how far time goes back at its end
+_DOWN_IN_DISORDER = 0.4  # of the steps from row to row: half of them in any order
 _SHARED = 0.2  # of the requests must have come at the same reading as another
 _TIMES = {"arrived_at": "arrival times"}
 _LENGTHS = {"num_prefill_tokens": "prompt lengths", "num_decode_tokens": "output lengths"}
@@ -63,8 +63,8 @@ class _Format:
     name: str
     columns: TraceColumns
     time_unit: TimeUnit = "s"
-    zero_is_failure: bool = False
     block_tokens: int | None = None  # of block hashes
+    has_batches: bool = False  # what has the same time came together: no clock was too coarse
 
 
 def _columns(arrived_at: str, num_prefill_tokens: str, num_decode_tokens: str) -> TraceColumns:
@@ -78,9 +78,13 @@ _FORMATS = (
     # `pointsman serve --record` writes Vidur's columns, and hashes of blocks of about so many tokens.
     _Format("vidur", _columns("arrived_at", "num_prefill_tokens", "num_decode_tokens"), block_tokens=128),
     _Format(
-        "mooncake", _columns("timestamp", "input_length", "output_length"), time_unit="ms", block_tokens=512
+        "mooncake",
+        _columns("timestamp", "input_length", "output_length"),
+        time_unit="ms",
+        block_tokens=512,
+        has_batches=True,
     ),
-    _Format("burstgpt", _columns("Timestamp", "Request tokens", "Response tokens"), zero_is_failure=True),
+    _Format("burstgpt", _columns("Timestamp", "Request tokens", "Response tokens")),
 )
 
 
@@ -89,39 +93,46 @@ def read_trace(
 ) -> Workload:
     """The requests of a file, sorted by arrival (stable). Relative paths start at `base_dir`.
 
-    `needs_times=False` reads a file of lengths alone; `lifts_zeros` keeps lengths of 0, to be clipped later.
+    `needs_times=False` reads a file of lengths alone; `lifts_zeros` keeps lengths of 0 in a file that is said
+    to be Vidur's, to be clipped later.
     """
-    source = open_source(_path(file.path, base_dir))
+    source = open_source(trace_path(file, base_dir))
     form = _choose_format(source, file, needs_times)
     required = (_TIMES if needs_times else {}) | _LENGTHS
     names = {field: REQUEST_NAMES[field] for field in [*required, "session", "block_hashes"]}
     columns = choose_columns(source, form.columns.model_dump(), names, required)
-    table = source.load(list(dict.fromkeys(columns.values())))
+    prompts, outputs = columns["num_prefill_tokens"], columns["num_decode_tokens"]
+    parts = prompt_parts(source.columns, prompts) if form.columns.num_prefill_tokens is None else []
+    table = source.load(list(dict.fromkeys([*columns.values(), *parts])))
 
-    min_tokens = 0 if lifts_zeros or form.zero_is_failure else 1
     num_rows = len(table.frame)
     times = _times(table, columns["arrived_at"], file, form) if needs_times else None
-    if form.zero_is_failure:
-        table = _with_zeros(table, columns["num_prefill_tokens"], columns["num_decode_tokens"])
+    has_none = is_nothing(table, outputs)
+    table = with_zeros(table, prompts, outputs, parts)
     trace = Workload(
         arrived_at=_seconds(times, file.start_at_zero) if times else np.zeros(num_rows),
-        num_prefill_tokens=_token_counts(table, columns["num_prefill_tokens"], min_tokens),
-        num_decode_tokens=_token_counts(table, columns["num_decode_tokens"], min_tokens),
+        num_prefill_tokens=token_counts(table, prompts, parts),
+        num_decode_tokens=token_counts(table, outputs),
         session=_sessions(table, columns.get("session")),
         request_id=np.arange(num_rows),
     )
+    lifts_zeros &= file.format == "vidur"
+    served = served_rows(
+        trace.num_prefill_tokens, trace.num_decode_tokens, has_none, lifts_zeros, source.path
+    )
+    if len(served) < num_rows:
+        trace, table = take(trace, served), replace(table, frame=table.frame[served])
     if "block_hashes" in columns:
         block_tokens = file.block_tokens or form.block_tokens
         trace = replace(trace, **vars(_chains(table, columns["block_hashes"], trace, block_tokens)))
-    if form.zero_is_failure:
-        trace = _without_failures(trace, source.path)
-    return _in_order(trace, file, columns, times) if times else trace
+    columns["num_prefill_tokens"] = " + ".join([prompts, *parts])
+    return _in_order(trace, file, form, columns, times) if times else trace
 
 
-def _path(name: str, base_dir: Path | None) -> Path:
-    if name in get_args(ShippedTrace):
-        return Path(str(resources.files("pointsman.workload").joinpath("data", f"{name}.parquet")))
-    return (base_dir or Path()) / Path(name).expanduser()
+def trace_path(file: TraceFile, base_dir: Path | None) -> Path:
+    if file.path in get_args(ShippedTrace):
+        return Path(str(resources.files("pointsman.workload").joinpath("data", f"{file.path}.parquet")))
+    return (base_dir or Path()) / Path(file.path).expanduser()
 
 
 def _choose_format(source: TraceSource, file: TraceFile, needs_times: bool) -> _Format:
@@ -132,15 +143,31 @@ def _choose_format(source: TraceSource, file: TraceFile, needs_times: bool) -> _
             is_there = all(named[field] in source.columns for field in fields)
             if form.name == file.format or (is_there and file.format == "auto"):
                 return form
-    return _Format("generic", file.columns or TraceColumns(), zero_is_failure=file.columns is None)
+    return _Format("generic", file.columns or TraceColumns())
 
 
 def _times(table: RawTable, column: str, file: TraceFile, form: _Format) -> Times:
-    times = read_times(table, column, file.time_unit, unit_of(column) or form.time_unit)
+    usual_unit = unit_of(column) or form.time_unit
+    times = read_times(table, column, file.time_unit, usual_unit)
     table.reject(column, pl.Series(times.ticks < 0), "a negative time", FIX_ROW)
-    if not times.is_epoch:
-        _reject_two_recordings(table, column, times.ticks)
+    if times.is_epoch:
+        return times
+    _reject_two_recordings(table, column, times.ticks)
+    _warn_of_durations(times.ticks, column, file.path)
+    is_told = file.time_unit is not None or file.format != "auto" or unit_of(column) is not None
+    if usual_unit != "s" and not is_told and np.any(times.ticks % 1.0):
+        return replace(times, ticks_per_s=1.0, what="seconds, as they have fractions")
     return times
+
+
+def _warn_of_durations(ticks: NDArray[np.float64], column: str, path: str) -> None:
+    """Sorted, they would pass for arrivals: durations of requests in a row go down as often as up."""
+    steps = np.diff(ticks)
+    num_steps, num_down = np.count_nonzero(steps), np.count_nonzero(steps < 0)
+    if num_steps >= _FEWEST_WITH_A_RATE and num_down > _DOWN_IN_DISORDER * num_steps:
+        text = f"{path}: times in {column!r} go down in {num_down:,} of {num_steps:,} rows, as durations do"
+        text += "; if that is what they are, name the column of arrivals: columns: {arrived_at: NAME}"
+        warnings.warn(PointsmanWarning(text), stacklevel=2)
 
 
 def _reject_two_recordings(table: RawTable, column: str, ticks: NDArray[np.float64]) -> None:
@@ -164,13 +191,16 @@ def _seconds(times: Times, start_at_zero: bool) -> NDArray[np.float64]:
     return times.seconds(times.ticks.min() if start_at_zero or times.what.startswith("dates") else 0)
 
 
-def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: Times) -> Workload:
+def _in_order(
+    trace: Workload, file: TraceFile, form: _Format, columns: dict[str, str], times: Times
+) -> Workload:
     num_out_of_order = int(np.count_nonzero(trace.arrived_at[1:] < trace.arrived_at[:-1]))
     if num_out_of_order:
         trace = take(trace, np.argsort(trace.arrived_at, kind="stable"))
     if file.start_at_zero:  # also where the first row was left out
         trace = replace(trace, arrived_at=trace.arrived_at - trace.arrived_at[0])
-    clock_s = _coarse_clock_s(trace.arrived_at) if file.time_unit is None and _may_be_coarse(times) else None
+    may_be_coarse = file.time_unit is None and (times.is_epoch or not form.has_batches)
+    clock_s = _coarse_clock_s(trace.arrived_at) if may_be_coarse else None
     if clock_s is not None:
         trace = replace(trace, arrived_at=_spread(trace.arrived_at, clock_s))
     first_s, last_s = float(trace.arrived_at[0]), float(trace.arrived_at[-1])
@@ -187,14 +217,10 @@ def _in_order(trace: Workload, file: TraceFile, columns: dict[str, str], times: 
         shifted_by_s=float(times.seconds().min()) - first_s,
         num_out_of_order=num_out_of_order,
         spread_over_s=clock_s,
+        time_unit=times.unit,
     )
     reading.say()
     return replace(trace, reading=reading)
-
-
-def _may_be_coarse(times: Times) -> bool:
-    """Who writes milliseconds could have told requests apart."""
-    return times.what.startswith("dates") or times.ticks_per_s == 1.0
 
 
 def _coarse_clock_s(arrived_at: NDArray[np.float64]) -> float | None:
@@ -229,46 +255,6 @@ def _warn_of_a_gap(trace: Workload, path: str) -> None:
         warnings.warn(what, PointsmanWarning, stacklevel=2)
 
 
-def _token_counts(table: RawTable, column: str, min_tokens: int) -> NDArray[np.int32]:
-    numbers = read_numbers(table, column)
-    too_few = f"fewer than {min_tokens} tokens"
-    table.reject(column, numbers < 0, too_few, FIX_ROW)
-    table.reject(column, numbers < min_tokens, too_few, _FIX_LENGTH)
-    table.reject(column, numbers > _MAX_TOKENS, "more tokens than any model takes", FIX_ROW)
-    table.reject(column, numbers != numbers.floor(), "not a whole number of tokens", FIX_ROW)
-    return numbers.to_numpy().astype(np.int32)
-
-
-def _with_zeros(table: RawTable, prompts: str, outputs: str) -> RawTable:
-    """0 for the lengths that a log does not have of requests that failed: of the output, or of both."""
-    has_none = _is_nothing(table, outputs)
-    zeros = {
-        prompts: pl.Series(has_none & _is_nothing(table, prompts)),
-        outputs: has_none,
-    }
-    changed = [
-        pl.select(pl.when(is_zero).then(_zero(table.frame[name])).otherwise(table.frame[name]).alias(name))
-        for name, is_zero in zeros.items()
-        if is_zero.any()
-    ]
-    return replace(table, frame=table.frame.with_columns(one.to_series() for one in changed))
-
-
-def _is_nothing(table: RawTable, column: str) -> pl.Series:
-    values = table.frame[column]
-    if values.dtype == pl.String:
-        is_number = values.cast(pl.Float64, strict=False).is_finite().fill_null(False)
-        if is_number.all():
-            return ~is_number
-        values = table.values(column)
-        return values.is_null() | (values.str.to_lowercase() == "nan").fill_null(False)
-    return values.is_null() | (values.is_nan().fill_null(False) if values.dtype.is_float() else False)
-
-
-def _zero(values: pl.Series) -> pl.Series:
-    return pl.Series(["0" if values.dtype == pl.String else 0])
-
-
 def _sessions(table: RawTable, column: str | None) -> NDArray[np.int32]:
     if column is None:
         return np.full(len(table.frame), NO_SESSION, dtype=np.int32)
@@ -292,15 +278,3 @@ def _chains(table: RawTable, column: str, trace: Workload, block_tokens: int | N
     table.reject(column, counts > pl.Series(most), "more blocks than the prompt has", FIX_ROW)
     hashes = values.filter(counts > 0).explode().rank("dense").cast(pl.Int64).to_numpy()
     return chains_of_blocks(hashes, counts.to_numpy(), trace.num_prefill_tokens, block_tokens)
-
-
-def _without_failures(trace: Workload, path: Path) -> Workload:
-    is_served = (trace.num_prefill_tokens > 0) & (trace.num_decode_tokens > 0)
-    num_failures = len(trace) - int(is_served.sum())
-    if num_failures == 0:
-        return trace
-    if num_failures == len(trace):
-        raise InputError("trace file", str(path), "every request failed (no tokens)", "give another file")
-    text = f"{path}: {num_failures} of {len(trace)} requests failed (no tokens) and are left out"
-    warnings.warn(PointsmanWarning(text), stacklevel=2)
-    return take(trace, np.flatnonzero(is_served))

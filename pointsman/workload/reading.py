@@ -25,6 +25,7 @@ class TraceReading:
     shifted_by_s: float  # taken off all times, so that the first is 0
     num_out_of_order: int
     spread_over_s: float | None = None  # a coarse clock: what it counts alike was spread over it
+    time_unit: str = "s"  # that of the numbers
 
     def say(self) -> None:
         _log.info("%s", self)
@@ -46,7 +47,8 @@ class TraceReading:
         if self.spread_over_s:
             clock = "minute" if self.spread_over_s > 1 else "second"
             parts.append(
-                f"requests of one {clock} are spread evenly over it (time_unit: s keeps them together)"
+                f"requests of one {clock} are spread evenly over it "
+                f"(time_unit: {self.time_unit} keeps them together)"
             )
         if self.num_out_of_order:
             parts.append(f"{self.num_out_of_order:,} rows were out of order and are sorted")

@@ -52,6 +52,13 @@ class Times:
         """[N] since `origin`, in ticks. Division is exact where polars, with its reciprocal, is not."""
         return np.asarray((self.ticks - origin) / self.ticks_per_s, np.float64)
 
+    @property
+    def unit(self) -> TimeUnit:
+        """The `time_unit` that says what was recognised; dates, which have none, take any."""
+        if self.what.startswith("dates"):
+            return "s"
+        return next(unit for unit, per_s in UNITS_PER_S.items() if per_s == self.ticks_per_s)
+
     def first_date(self) -> str | None:
         if not self.is_epoch:
             return None

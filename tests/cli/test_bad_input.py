@@ -42,7 +42,7 @@ def simulate(
     [
         ("0,-5,10", "num_prefill_tokens", "-5"),
         ("0,5,-10", "num_decode_tokens", "-10"),
-        ("0,0,10", "num_prefill_tokens", "0"),
+        ("0,1e10,10", "num_prefill_tokens", "1e10"),
         ("0,NaN,10", "num_prefill_tokens", "NaN"),
         ("nan,5,10", "arrived_at", "nan"),
         ("-1,5,10", "arrived_at", "-1"),
@@ -103,6 +103,24 @@ def test_prompt_larger_than_kv_memory(cli: Cli, tmp_path: Path) -> None:
         ("seed=x", ("seed = 'x': must be a whole number",)),
         ("seed=yes", ("seed = True: must be a number",)),
         ("slo.ttft_s=on", ("slo.ttft_s = True: must be a number",)),
+        (
+            "cluster.replicas=[{count: 2, dtype: bf16}]",
+            ("cluster.replicas.0.dtype = 'bf16': must be ",),
+        ),
+        (
+            "cluster.replicas=[{}, {slowdown: 0}]",
+            ("cluster.replicas.1.slowdown = 0: must be greater",),
+        ),
+        ("cluster.replicas=[{count: 0}]", ("cluster.replicas.0.count = 0: must be greater than 0",)),
+        ("cluster.replicas=[{device: 4090}]", ("cluster.replicas.0.device = 4090: must be text",)),
+        ("cluster.replicas=[{tensor_parallel: 0}]", ("cluster.replicas.0.tensor_parallel = 0: must be gr",)),
+        (
+            "cluster.replicas=[{scheduler: {kind: vllm-v1, max_num_seq: 3}}]",
+            ("cluster.replicas.0.scheduler.max_num_seq = 3: unknown key", "did you mean 'max_num_seqs'?"),
+        ),
+        ("cluster.replicas=[{cost: {kind: linear}}]", ("cluster.replicas.0.cost.a = None: missing",)),
+        ("cluster.replicas=[3]", ("cluster.replicas.0 = 3: is not a section with keys",)),
+        ("cluster.replicas={count: 2}", ("cluster.replicas = {'count': 2}: must be a whole number",)),
         ("cluster.replicas=true", ("cluster.replicas = True: must be a number",)),
         ("slo.ttft_s=fast", ("slo.ttft_s = 'fast': must be a number",)),
         ("workload.requests=1e99999", ("workload.requests = ",)),

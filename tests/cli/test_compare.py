@@ -221,6 +221,84 @@ def test_a_policy_tuned_on_a_trace_is_compared_on_what_was_kept(cli: Cli, tmp_pa
     assert "80 to 100 % of trace.csv" in kept["what"]
 
 
+@pytest.fixture
+def learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A policy tuned on `a/cluster.yaml`, whose trace of 60 requests is `a/trace.csv`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    config = config_file(tmp_path / "a", *(f"{i / 5},{100 + 50 * (i % 7)},5" for i in range(60)))
+    policy = tmp_path / "a" / "tuned.yaml"
+    made = f"{{sources: ['{config}']}}"
+    policy.write_text(f"policy: {{kind: linear-score, weights: {{outstanding: 1}}}}\nmade: {made}\n")
+    return policy
+
+
+def num_compared(cli: Cli, policy: object, *arguments: object) -> tuple[float, str]:
+    """How many requests a run had, and what was said of them."""
+    result = cli("compare", *arguments, "--policies", f"random,{policy}", "--json")
+    assert result.status == 0, result.err
+    (one,) = result.json["comparisons"]
+    return sum(one["metrics"]["least-outstanding"]["num_requests"]), one["what"]
+
+
+def test_a_trace_is_the_same_under_whichever_name(cli: Cli, learned: Path, tmp_path: Path) -> None:
+    """What a policy learned on says nothing, also where another file names it, on another cluster."""
+    folder = learned.parent
+    same = folder / "same.yaml"
+    same.write_bytes((folder / "cluster.yaml").read_bytes())
+    elsewhere = tmp_path / "elsewhere.yaml"
+    elsewhere.write_text("workload: {trace: {path: copy.csv, load: 0.5}}\ncluster: {replicas: 3}\n")
+    (tmp_path / "copy.csv").write_bytes((folder / "trace.csv").read_bytes())
+    for arguments in ((same,), (elsewhere,), ("--set", "workload.trace=a/trace.csv")):
+        num_requests, what = num_compared(cli, learned, *arguments)
+        assert num_requests == 12, arguments
+        assert "80 to 100 % of" in what
+    other = tmp_path / "other.csv"
+    other.write_text((tmp_path / "copy.csv").read_text().replace("100,5", "101,5"))
+    assert num_compared(cli, learned, folder / "cluster.yaml", "--set", f"workload.trace={other}")[0] == 60
+
+
+def test_a_policy_knows_its_trace_when_its_file_is_gone(cli: Cli, learned: Path) -> None:
+    folder = learned.parent
+    tuned = folder / "again.yaml"
+    assert cli("tune", folder / "cluster.yaml", "--decisions", 1, "--out", tuned).status == 0
+    (folder / "cluster.yaml").rename(folder / "renamed.yaml")
+    for left in (None, "cluster: {replicas: none}\n"):  # gone, or no configuration any more
+        if left is not None:
+            (folder / "cluster.yaml").write_text(left)
+        assert num_compared(cli, tuned, folder / "renamed.yaml")[0] == 12
+    own = folder / "own.yaml"
+    own.write_text("workload: {trace: trace.csv}\ncluster: {replicas: 2}\npolicy: again.yaml\n")
+    assert num_compared(cli, "again", own)[0] == 12, "also where the configuration names the policy"
+    assert num_compared(cli, "least-work", own)[0] == 60, "unless it is not compared"
+
+
+def test_what_to_do_next_can_be_typed_as_it_is(cli: Cli, learned: Path, tmp_path: Path) -> None:
+    """With the policy as it was given, not its label; with the changes that were asked for."""
+    best = tmp_path / "best one.yaml"
+    best.write_text(
+        "policy: {kind: linear-score, weights: {outstanding: 1, pending_prefill_tokens: 0.001}}\n"
+    )
+    config = learned.parent / "cluster.yaml"
+    change = "cluster.replicas=[{device: A100-80}, {device: A40}]"
+
+    def next_line(*arguments: object) -> str:
+        return " ".join(cli("compare", *arguments).out.split()).rpartition("Next: ")[2]
+
+    said = next_line(config, "--policies", best, "--baseline", best, "--set", change)
+    assert said.startswith(f"pointsman plan {config} --set '{change}' says how much")
+    assert f"serve --policy '{best}' --backend" in said
+    run = tmp_path / "runs" / "default.yaml"
+    run.parent.mkdir()
+    run.write_bytes(best.read_bytes())
+    assert f"serve --policy {run} --backend" in next_line(config, "--policies", run, "--baseline", run)
+    config.write_text(
+        "workload: {trace: trace.csv}\npolicy: {kind: linear-score, weights: {outstanding: 1}}\n"
+    )
+    said = next_line(config, "--policies", "linear-score", "--baseline", "linear-score")
+    assert "to serve by linear-score, write its `policy:` into a file of its own" in said
+
+
 def test_a_failure_leaves_nothing_behind(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pointsman.report.comparison import ComparisonReport
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pointsman.files import digest_of
+
 from .conftest import Cli
 
 SMALL = (
@@ -150,6 +152,7 @@ def test_a_key_means_the_same_to_every_command(
     (section,) = (config.env for config in asked)
     assert section["changes"] == changes
     env = make_env(section, 1)
+    assert env.metadata["traces"] == [digest_of(mine.parent / "traffic.jsonl")]
     assert env.reset(0).entity_mask.sum() == 5 and env.metadata["slo"]["ttft_s"] == 0.25
     selected = make_evaluate(section)._prepared[0].config  # type: ignore[attr-defined]
     assert selected.cluster.num_replicas == 5 and selected.slo.ttft_s == 0.25

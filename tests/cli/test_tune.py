@@ -81,6 +81,20 @@ def test_several_situations_and_another_objective(cli: Cli) -> None:
     assert made["objective"] == find_objective("tail").model_dump(mode="json")
 
 
+def test_a_limit_is_called_kept_only_where_it_is(cli: Cli, tmp_path: Path) -> None:
+    """The search takes what is beyond a limit as a cost, which may be worth its while."""
+    keep = ("--keep", "ttft_p99=0.001s", "--keep", "e2e_p99=1000s")
+    one = ("tune", "--scenario", "light-chat", *SMALL[2:], "--decisions", 1, *keep)
+    said = " ".join(cli(*one, "--out", tmp_path / "tuned.yaml").out.split())
+    exceeded = yaml.safe_load((tmp_path / "tuned.yaml").read_text())["made"]["limits_exceeded_by"]
+    assert list(exceeded) == ["ttft_p99"] and exceeded["ttft_p99"] > 1
+    share = f"{100 * exceeded['ttft_p99']:.1f} %"
+    assert f"Not kept: P99 TTFT at most 0.001 s; it is {share} longer than that." in said
+    assert "Kept: P99 end-to-end at most 1000 s." in said
+    two = " ".join(cli(*one, "--scenario", "steady-chat").out.split())
+    assert "Not kept on 2 of 2 scenarios: P99 TTFT at most 0.001 s; on steady-chat it is" in two
+
+
 def test_own_configuration(cli: Cli, tmp_path: Path) -> None:
     config = config_file(tmp_path, *(f"{i / 5},{100 + 50 * (i % 7)},5" for i in range(60)))
     out = tmp_path / "tuned.yaml"
@@ -144,6 +158,7 @@ def test_ctrl_c_keeps_the_best_so_far(cli: Cli, tmp_path: Path, monkeypatch: pyt
     options = ("--decisions", 10_000_000, "--set", "workload.requests=100")
     result = cli("tune", *options, "--out", out)
     assert result.status == 130
+    assert "Not checked: P99 TTFT" in result.out and "Kept" not in result.out
     assert result.err.endswith("interrupted: the best so far, which has not been checked yet\n")
     made = yaml.safe_load(out.read_text())["made"]
     assert (made["generations"], made["checked"]) == (2, None)

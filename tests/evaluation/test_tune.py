@@ -48,7 +48,7 @@ def test_finds_better_weights_than_it_starts_from() -> None:
     space = WeightSpace(bench.signal_spreads(found.search_seeds[:4]))
     starts = [space.policy(space.point(start)) for start in STARTS]
     scores = bench.scores([found.policy, *starts], found.check_seeds)
-    costs, _ = bench.judge([found.policy], found.check_seeds)
+    costs = bench.judge([found.policy], found.check_seeds).cost
     assert costs[0] == pytest.approx(math.log(found.cost_ratio)), "the policy that was judged is given"
     assert scores[0] < scores[1:].min() - 0.01 < -0.01
 
@@ -131,7 +131,10 @@ def test_what_is_beyond_a_limit_counts_as_cost() -> None:
     policies = [LOR, PolicySpec(kind="random")]
     found = simulate([short("steady-chat")(5)] * 2, policies=policies)
     own, other = (one.metrics["ttft_p99_s"] for one in reversed(found))
-    _, penalties = Bench([short("steady-chat")], kept, 1).judge(policies, (5,))
+    judged = Bench([short("steady-chat")], kept, 1).judge(policies, (5,))
+    penalties = judged.penalty
+    np.testing.assert_allclose(judged.breaches["ttft_p99"], [[0.0, math.log(own / other)]], atol=1e-12)
+    assert (judged.breaches["e2e_p99"] < 0).all()
     assert penalties[0] == 0.0
     assert penalties[1] == pytest.approx(BREACH_WEIGHT * (math.log(own / other) - TOLERANCE))
     assert penalties[1] > 0.1
@@ -205,10 +208,10 @@ class CheapestAt(Bench):
     best: ClassVar = {"overlap_weight": 5.0, "temperature": 0.1}
     num_requests = 1000
 
-    def judge(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> np.ndarray:
+    def judge(self, policies: Sequence[PolicySpec], seeds: Sequence[int]) -> module.Judged:
         self.num_decisions += len(policies)
         away = [[one.parameters[name] - value for name, value in self.best.items()] for one in policies]
-        return np.stack([np.square(away).sum(axis=1), np.zeros(len(policies))])
+        return module.Judged(np.square(away).sum(axis=1), np.zeros(len(policies)), {})
 
 
 def test_finds_the_best_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

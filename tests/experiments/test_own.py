@@ -13,6 +13,7 @@ from pointsman.experiments.own import (
     PARTS,
     REPORT,
     kept_text,
+    part_text,
     parts_text,
     report_configs,
     selection_episodes,
@@ -201,6 +202,30 @@ def test_what_is_said_of_the_parts(tmp_path: Path) -> None:
     )
     assert "seeds" in parts_text(find_scenario(str(synthetic_file(tmp_path, "{kind: poisson, rate: 5}"))))
     assert PARTS[REPORT][1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "share", "first"),
+    [
+        ([], "80 to 100 %", 1),
+        (["workload.trace.begin=0.5"], "90 to 100 %", 501),
+        (["workload.requests=500"], "40 to 50 %", 1),
+        (["workload.trace.begin=0.25", "workload.requests=400"], "57 to 65 %", 251),
+        (["workload.trace.part=[0.5,1]"], "90 to 100 %", 501),
+        (["workload.trace.begin=0.5", "workload.trace.part=[0.2,0.6]"], "76 to 80 %", 601),
+        (["workload.duration_s=150"], "40 to 50 %", 1),
+    ],
+)
+def test_parts_are_said_by_their_places_in_the_file(
+    tmp_path: Path, changes: list[str], share: str, first: int
+) -> None:
+    """Prompts are 1, 2, 3, …: what is served tells where it stands in the file."""
+    scenario = find_scenario(str(file_with_trace(tmp_path)))
+    (config,) = report_configs(scenario, [1000], changes)
+    served = prompts(prepare(config, tmp_path).workload)
+    assert part_text(scenario, REPORT, changes) == f"requests {min(served)} to {max(served):,} of trace.csv"
+    assert f"{share} of trace.csv" in kept_text(scenario, config)
+    assert f"training by requests {first} to" in parts_text(scenario, changes)
 
 
 def test_a_closed_loop_is_refused(tmp_path: Path) -> None:

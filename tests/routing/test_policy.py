@@ -34,6 +34,8 @@ from .learned import make_checkpoint
         ({"kind": "random", "weights": {"outstanding": 1.0}}, ["policy.weights", "linear-score"]),
         ({"kind": "hold-until-room", "kv_limit": 0.0}, ["policy.kv_limit"]),
         ({"kind": "random", "seed": 3}, ["policy.seed", "unknown key"]),
+        ({"name": "round-robin"}, ["policy.kind = None: missing", "write `kind: round-robin`"]),
+        ({"kind": "random", "name": "round-robin"}, ["policy.name = 'round-robin'", "this one is random"]),
         ({"kind": "learned"}, ["policy.checkpoint", ".safetensors"]),
         ({"kind": "random", "checkpoint": "a.safetensors"}, ["policy.checkpoint", "learned"]),
     ],

@@ -141,6 +141,45 @@ def test_burstgpt_leaves_failures_out_and_says_so(tmp_path: Path) -> None:
     assert workload.request_id.tolist() == [0, 3]
 
 
+FAILING: dict[str, tuple[str, dict[str, Any]]] = {  # columns of times, prompts and outputs, and options
+    "azure": (AZURE_HEADER, {}),
+    "vidur": (VIDUR_HEADER, {}),
+    "mooncake": ("timestamp,input_length,output_length", {"time_unit": "s"}),
+    "burstgpt": ("Timestamp,Request tokens,Response tokens", {}),
+    "generic": ("created,prompt_tokens,completion_tokens", {}),
+    "columns": (
+        "a,b,c",
+        {"columns": TraceColumns(arrived_at="a", num_prefill_tokens="b", num_decode_tokens="c")},
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FAILING)
+@pytest.mark.parametrize("failed", ["12,0", "0,0", "12,", "12,null", ",", "0,N/A"])
+def test_failures_are_left_out_of_every_format(tmp_path: Path, form: str, failed: str) -> None:
+    """With a length of one token they would be requests that never were."""
+    header, options = FAILING[form]
+    path = write(tmp_path, f"{header}\n1,472,18\n2,{failed}\n4,417,276\n")
+    with pytest.warns(PointsmanWarning, match=r"1 of 3 requests failed \(no tokens\) and are left out"):
+        workload = read(path, **options)
+    assert as_rows(workload) == [(0.0, 472, 18), (3.0, 417, 276)]
+    assert workload.request_id.tolist() == [0, 2]
+
+
+def test_a_failure_has_no_blocks_to_check(tmp_path: Path) -> None:
+    def row(at: int, prompt: int, output: int | None, blocks: list[int]) -> str:
+        lengths = {"prompt_tokens": prompt, "completion_tokens": output}
+        return json.dumps({"created": at, **lengths, "hash_ids": blocks}) + "\n"
+
+    rows = [row(1, 20, 5, [1, 2]), row(2, 0, 0, [1, 2]), row(3, 20, None, [1, 2, 3]), row(5, 25, 4, [1, 2])]
+    with pytest.warns(PointsmanWarning, match="2 of 4 requests failed"):
+        workload = read(write(tmp_path, "".join(rows)), block_tokens=10)
+    assert as_rows(workload) == [(0.0, 20, 5), (4.0, 25, 4)]
+    assert workload.link_key[workload.chain_start[0]] == workload.link_key[workload.chain_start[1]]
+    with pytest.raises(InputError, match=r"line 2, column hash_ids .*more blocks than the prompt has"):
+        read(write(tmp_path, rows[0] + row(2, 5, 5, [1, 2])), block_tokens=10)
+
+
 def test_burstgpt_of_failures_alone(tmp_path: Path) -> None:
     path = write(tmp_path, f"{BURSTGPT_HEADER}\n5,ChatGPT,0,0,0,API log\n")
     with pytest.raises(InputError, match="every request failed"):
@@ -251,7 +290,10 @@ def test_lengths_alone(tmp_path: Path) -> None:
 
 def test_zeros_can_be_kept_for_clipping(tmp_path: Path) -> None:
     path = vidur_file(tmp_path, "0,0,0")
-    assert as_rows(read_trace(TraceFile(path=str(path)), lifts_zeros=True)) == [(0.0, 0, 0)]
+    file = TraceFile(path=str(path), format="vidur")
+    assert as_rows(read_trace(file, lifts_zeros=True)) == [(0.0, 0, 0)]
+    with pytest.raises(InputError, match="every request failed"):
+        read_trace(TraceFile(path=str(path)), lifts_zeros=True)
 
 
 def test_base_dir(tmp_path: Path) -> None:
@@ -263,17 +305,15 @@ def test_base_dir(tmp_path: Path) -> None:
     ("row", "column", "value", "problem"),
     [
         ("1.0,abc,4", "num_prefill_tokens", "'abc'", "not a number"),
-        ("1.0,3,NaN", "num_decode_tokens", "'NaN'", "not a finite number"),
+        ("1.0,NaN,4", "num_prefill_tokens", "'NaN'", "not a finite number"),
         ("inf,3,4", "arrived_at", "'inf'", "not a finite number"),
         ("nan,3,4", "arrived_at", "'nan'", "not a finite number"),
-        ("1.0,-3,4", "num_prefill_tokens", "'-3'", "fewer than 1 tokens"),
-        ("1.0,3,0", "num_decode_tokens", "'0'", "fewer than 1 tokens"),
+        ("1.0,-3,4", "num_prefill_tokens", "'-3'", "fewer than 0 tokens"),
         ("-0.5,3,4", "arrived_at", "'-0.5'", "a negative time"),
         ("1.0,3.5,4", "num_prefill_tokens", "'3.5'", "not a whole number"),
         ("1.0,3,3000000000", "num_decode_tokens", "'3000000000'", "more tokens than any model"),
         ("1.0,,4", "num_prefill_tokens", "None", "no value"),
         ("1.0, ,4", "num_prefill_tokens", "' '", "no value"),
-        ("1.0,3", "num_decode_tokens", "None", "no value"),
         ("noon,3,4", "arrived_at", "'noon'", "not a number"),
     ],
 )

@@ -101,7 +101,13 @@ def test_a_burst_can_be_repeated_but_not_for_a_time(tmp_path: Path) -> None:
         replayed(tmp_path, rows=("1.0,1,1", "1.0,1,1"), repeat=0, duration_s=5.0)
 
 
+def test_max_tokens_makes_no_request_of_one_that_failed(tmp_path: Path) -> None:
+    with pytest.warns(PointsmanWarning, match="1 of 2 requests failed"):
+        assert len(replayed(tmp_path, rows=("0,90,20", "1,5,0"), max_tokens=100)) == 1
+
+
 def test_max_tokens_clips_as_vidur(tmp_path: Path) -> None:
-    workload = replayed(tmp_path, rows=("0,90,20", "1,0,5"), max_tokens=100)
+    """Which makes 1 of 0, in files that are said to be its own; elsewhere 0 is a request that failed."""
+    workload = replayed(tmp_path, rows=("0,90,20", "1,0,5"), max_tokens=100, format="vidur")
     assert workload.num_prefill_tokens.tolist() == [80, 1]
     assert workload.num_decode_tokens.tolist() == [20, 5]

@@ -8,13 +8,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 from pointsman.errors import InputError, PointsmanWarning
 from pointsman.workload import Workload
 from pointsman.workload.readers import read_trace
-from pointsman.workload.spec import TraceFile
+from pointsman.workload.spec import TraceColumns, TraceFile
 
 HEADER = "timestamp,prompt_tokens,completion_tokens"
 EPOCH_MS = 1_700_158_000_000
@@ -215,6 +216,102 @@ def test_zstd(tmp_path: Path) -> None:
     (tmp_path / "good.csv").write_text(f"{HEADER}\n{CSV}")
     subprocess.run(["zstd", "-q", "good.csv"], cwd=tmp_path, check=True)
     assert as_rows(read_trace(TraceFile(path=str(tmp_path / "good.csv.zst")))) == ROWS
+
+
+def test_how_long_a_request_took_is_not_when_it_came(tmp_path: Path) -> None:
+    """In nginx's logs, `request_time` is a duration; vLLM's `queued_time` is one, too."""
+    times = {
+        "time_iso8601": lambda at: f"2024-05-01T23:50:{at:06.3f}+00:00",
+        "time_local": lambda at: f"01/May/2024:23:50:{int(at):02d} +0000",
+        "msec": lambda at: f"{EPOCH_MS / 1000 + at:.3f}",
+    }
+    for column, written in times.items():
+        records = [
+            {"request_time": 5.0 - 0.1 * k, column: written(2.0 * k), **usage(100 + k, 10 + k)}
+            for k in range(20)
+        ]
+        trace = read(tmp_path, lines_of(records))
+        assert trace.reading is not None and trace.reading.time_column == column
+        assert trace.arrived_at == pytest.approx([2.0 * k for k in range(20)])
+    with pytest.raises(InputError, match="no known column for arrival times among queued_time"):
+        read(tmp_path, f"queued_time,prompt_tokens,completion_tokens\n{CSV}")
+
+
+def test_times_that_go_up_and_down_are_doubted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    header = "request_time,prompt_tokens,completion_tokens"
+    rows = "".join(f"{seconds:.3f},9,9\n" for seconds in rng.exponential(1.0, 100))
+    with pytest.warns(PointsmanWarning, match=r"times in 'request_time' go down in \d+ of \d+ rows, as dura"):
+        read(tmp_path, f"{header}\n{rows}")
+    nearly = "".join(f"{k + rng.uniform(0, 1.5):.3f},9,9\n" for k in range(100))
+    assert len(read(tmp_path, f"{header}\n{nearly}")) == 100, "several streams in one log"
+
+
+@pytest.mark.parametrize("names", [("cache_read_input_tokens", "cache_creation_input_tokens")])
+def test_a_prompt_is_also_what_was_cached_of_it(tmp_path: Path, names: tuple[str, str]) -> None:
+    """Anthropic counts apart what was read from the cache, and what was written to it."""
+    read_name, written_name = names
+    counts = [(3, 1000, 0), (4, 1000, 200), (50, None, None), (0, 700, 0)]
+    records = [
+        {"timestamp": k, "message": {"usage": {"input_tokens": one, "output_tokens": 7, **cached}}}
+        for k, (one, *others) in enumerate(counts)
+        for cached in [dict(zip(names, others, strict=True))]
+    ]
+    trace = read(tmp_path, lines_of(records))
+    assert trace.num_prefill_tokens.tolist() == [1003, 1204, 50, 700]
+    place = "message.usage."
+    said = f"num_prefill_tokens = {place}input_tokens + {place}{read_name} + {place}{written_name}"
+    assert said in str(trace.reading)
+    columns = TraceColumns(num_prefill_tokens="message.usage.input_tokens")
+    with pytest.warns(PointsmanWarning, match="1 of 4 requests failed"):
+        alone = read_trace(TraceFile(path=str(tmp_path / "trace.csv"), columns=columns))
+    assert alone.num_prefill_tokens.tolist() == [3, 4, 50], "a column that is named is meant"
+
+
+def test_a_sum_is_not_added_to(tmp_path: Path) -> None:
+    """LiteLLM's and OpenTelemetry's counts have what was cached in them."""
+    for name, place in (("prompt_tokens", ""), ("input_tokens", "gen_ai.usage.")):
+        header = f"timestamp,{place}{name},{place}output_tokens,{place}cache_read_input_tokens"
+        assert read(tmp_path, f"{header}\n0,90,9,80\n1,95,9,80\n").num_prefill_tokens.tolist() == [90, 95]
+
+
+def test_fractions_in_the_columns_of_mooncake_are_seconds(tmp_path: Path) -> None:
+    header = "timestamp,input_length,output_length"
+    trace = read(tmp_path, f"{header}\n{CSV}")
+    assert as_rows(trace) == ROWS
+    assert "read as seconds, as they have fractions" in str(trace.reading)
+    whole = read(tmp_path, f"{header}\n{CSV}".replace(".5", ".0"))
+    assert whole.arrived_at[-1] == pytest.approx(0.028), "its own are milliseconds"
+    for options in ({"time_unit": "ms"}, {"format": "mooncake"}):
+        (tmp_path / "trace.csv").write_text(f"{header}\n{CSV}")
+        told = read_trace(TraceFile(path=str(tmp_path / "trace.csv"), **options))
+        assert told.arrived_at[-1] == pytest.approx(0.0285), "unless it is said"
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_whole_seconds_are_coarse_in_any_unit(tmp_path: Path, unit: str) -> None:
+    zeros = {"ms": "000", "us": "000000", "ns": "000000000"}[unit]
+    rows = "".join(f"{1_770_000_000 + k // 4}{zeros},9,9\n" for k in range(80))
+    trace = read(tmp_path, f"created,prompt_tokens,completion_tokens\n{rows}")
+    assert trace.arrived_at.tolist() == [k / 4 for k in range(80)]
+    assert f"spread evenly over it (time_unit: {unit} keeps them together)" in str(trace.reading)
+    file = TraceFile(path=str(tmp_path / "trace.csv"), time_unit=unit)
+    assert read_trace(file).arrived_at.tolist() == [k // 4 for k in range(80)]
+    finer = rows.replace(f"{1_770_000_007}{zeros}", f"{1_770_000_007}{zeros[:-3]}500")
+    together = read(tmp_path, f"created,prompt_tokens,completion_tokens\n{finer}")
+    assert "spread" not in str(together.reading), "who has written milliseconds could tell them apart"
+
+
+def test_batches_of_mooncake_stay_batches(tmp_path: Path) -> None:
+    rows = "".join(f"{3000 * (k // 4)},9,9\n" for k in range(80))
+    trace = read(tmp_path, f"timestamp,input_length,output_length\n{rows}")
+    assert trace.arrived_at.tolist() == [3.0 * (k // 4) for k in range(80)]
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "[{}]", "[ ]\n"])
+def test_json_without_a_request(tmp_path: Path, content: str) -> None:
+    with pytest.raises(InputError, match="holds no requests; give a file with at least one"):
+        read(tmp_path, content, "trace.json")
 
 
 @pytest.mark.parametrize(
