@@ -25,7 +25,7 @@ from pointsman.errors import InputError, reason_of
 from pointsman.router.http.address import parse_url
 
 LOWEST_ID, HIGHEST_ID = 10, 250  # token ids that any vocabulary has, special ones left out
-PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8000, 16000, 32000)
+PROMPTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8000, 16000, 32000)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 1024, 4096)
 NUM_STEPS = 20  # of a batch that are timed

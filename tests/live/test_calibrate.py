@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,16 @@ from pointsman.router.replicas.discovery import FileSource
 from pointsman.router.telemetry.recording import Recorder, Speed, new_recording
 from pointsman.simulator.cost import cost_tables
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
+from pointsman.simulator.steps import StepsCost
+from pointsman.spec import parse_spec
+from pointsman.workload import Workload
 from tests.router.ended import Over, ended
-from tests.simulator.factories import Run, make_cluster, random_workload
+from tests.simulator.factories import ROOT, Run, make_cluster, make_workload, random_workload
 
 TRUTH = {"kind": "linear", "a": 0.015, "b": 8e-5, "c": 4e-4, "d": 2e-7, "e": 5e-9}
 SCHEDULER = {"kind": "vllm-v1", "num_blocks": 4000, "max_num_seqs": 12, "max_num_batched_tokens": 2048}
+# What most GPUs are like: tokens are free up to a knee.
+KNEE = {"kind": "steps", "step_s": [[1, 0.03], [128, 0.03], [2048, 0.4]], "context_s": 1e-7, "pair_s": 5e-9}
 API_S = 0.012
 FACTS = Facts("m", 4096, 16, 4000)
 
@@ -61,7 +66,15 @@ def decode_s(plan: ReplicaPlan, num_decodes: int, context: int) -> float:
     )
 
 
-def made_probes(is_async: bool, rng: np.random.Generator, noise: float = 0.01) -> list[Probe]:
+def knee_step_s(num_prompt: int, num_decodes: int, context: float = 0.0) -> float:
+    tables = cost_tables(parse_spec(StepsCost, KNEE), None)
+    context_tokens = round(num_decodes * context)
+    return tables.stage_s(num_prompt, num_decodes, context_tokens, pairs=num_prompt**2 / 2)
+
+
+def made_probes(
+    is_async: bool, rng: np.random.Generator, noise: float = 0.01, step_s: Callable[..., float] = step_s
+) -> list[Probe]:
     """What a prober would see of a server with these costs and a budget of 2,048 tokens a step.
 
     `noise` is the standard deviation of times, as a share; 1 on average, with more slow ones than fast ones.
@@ -71,7 +84,7 @@ def made_probes(is_async: bool, rng: np.random.Generator, noise: float = 0.01) -
     def noisy(seconds: float) -> float:
         return seconds * float(rng.gamma(noise**-2, noise**2))
 
-    for num_prompt in (16, 64, 256, 512, 1024, 2000):
+    for num_prompt in (16, 64, 128, 256, 512, 1024, 2000):
         for num_seqs in (1, 4, 12):
             probes.append(Idle(num_prompt, noisy(API_S + step_s(num_prompt, 0))))
             probes.append(Decode(num_seqs, num_prompt, noisy(step_s(0, num_seqs, num_prompt))))
@@ -136,10 +149,19 @@ def test_tokens_are_not_taken_for_pairs_of_them() -> None:
 def loaded(slower: float, is_async: bool = True, api_s: float = API_S) -> list[Mixed]:
     """Answers of a server whose steps take `slower` times as long while requests come and go."""
     cost = {"kind": "linear"} | {name: slower * float(TRUTH[name]) for name in "abcde"}  # type: ignore[arg-type]
+    loads = [
+        (clients, random_workload(150, per_s, mean_tokens=200.0)) for clients, per_s in ((8, 3.0), (1, 0.5))
+    ]
+    return answers(cost, is_async, api_s, loads)
+
+
+def answers(
+    cost: dict[str, Any], is_async: bool, api_s: float, loads: Sequence[tuple[int, Workload]]
+) -> list[Mixed]:
+    """For each load what is taken for the number of clients, and the requests."""
     scheduler = SCHEDULER | {"max_num_seqs": 64, "async_scheduling": is_async, "api_s": api_s}
     mixed: list[Mixed] = []
-    for num_clients, per_s in ((8, 3.0), (1, 0.5)):
-        workload = random_workload(150, per_s, mean_tokens=200.0)
+    for num_clients, workload in loads:
         requests = Run(make_cluster(replicas=1, scheduler=scheduler, cost=cost), workload).to_end().requests
         began_at = mixed[-1].sent_at + 1000 if mixed else 0.0
         mixed += [
@@ -154,6 +176,63 @@ def loaded(slower: float, is_async: bool = True, api_s: float = API_S) -> list[M
             for one in requests
         ]
     return mixed
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_prompts_that_join_in_the_same_step_are_counted_together(is_async: bool) -> None:
+    """One by one, each of them would seem to be free: the stretch behind the knee came out 40 % too long."""
+    probes = made_probes(is_async, np.random.default_rng(1), step_s=knee_step_s)
+    rng = np.random.default_rng(2)
+    arrived_at = np.sort(np.repeat(3.0 * np.arange(20), 12) + rng.uniform(0, 0.4, 240))
+    bursts = make_workload(arrived_at, rng.integers(32, 400, 240), rng.integers(8, 64, 240))
+    loads = ((12, bursts), (8, random_workload(150, 3.0, mean_tokens=200.0)))
+    fit = fit_probes([*probes, *answers(KNEE, is_async, API_S, loads)], FACTS, 64)
+    tables = cost_tables(fit.cost, None)
+    for num_prompt in (64, 128, 256, 700, 1800):
+        found = tables.stage_s(num_prompt, pairs=num_prompt**2 / 2)
+        assert found == pytest.approx(knee_step_s(num_prompt, 0), rel=0.04)
+    for num_decodes, context in ((8, 500), (64, 300), (128, 300)):
+        found = tables.stage_s(num_decodes=num_decodes, context_tokens=num_decodes * context)
+        assert found == pytest.approx(knee_step_s(0, num_decodes, context), rel=0.04)
+    assert fit.under_load == pytest.approx(1.0, abs=0.01)
+    assert fit.server.async_scheduling == is_async
+
+
+def h200_probes(load: str) -> list[Probe]:
+    """As of a prober of the real H200 of docs/results/gpu.md, which schedules asynchronously."""
+    steps, loads = (ROOT / "benchmarks" / "gpu" / "h200" / name for name in ("steps", "loads"))
+    probes: list[Probe] = [
+        Decode(one["batch"], one["mean_context"], one["step_ms"] / 1e3)
+        for one in pl.read_csv(steps / "decode.csv").rows(named=True)
+    ]
+    for one in pl.read_csv(steps / "prefill.csv").rows(named=True):
+        probes.append(Idle(one["prompt"], one["ttft_ms"] / 1e3))
+    for one in pl.read_csv(steps / "mixed.csv").rows(named=True):
+        plain_s, ttft_s = one["plain_step_ms"] / 1e3, one["ttft_ms"] / 1e3
+        held_up_s = one["step_ms"] / 1e3 - plain_s
+        probes.append(Joined(one["batch"], 150, one["prompt"], ttft_s, held_up_s, plain_s, 2))
+    for one in pl.read_csv(loads / f"load_{load}.csv").rows(named=True):
+        lengths = one["prompt_tokens"], one["output_tokens"]
+        probes.append(Mixed(1, one["arrived_at"], *lengths, one["first_token_at"], one["completed_at"]))
+    return probes
+
+
+@pytest.mark.parametrize("load", ["0.3", "0.6"])
+def test_a_real_server_is_told_apart_by_first_tokens_that_hardly_wait(load: str) -> None:
+    """In seconds, those that wait long decide, at 0.6 for the wrong one."""
+    fit = fit_probes(h200_probes(load), Facts("m", 8192, 16, 57512), 1024)
+    assert fit.server.async_scheduling
+    assert fit.server.api_s == pytest.approx(0.0046, abs=0.001)
+    assert abs(fit.simulated["ttft_mean"]) < 0.05
+    assert abs(fit.simulated["e2e_mean"]) < 0.01
+
+
+def test_first_tokens_that_are_read_one_after_the_other_may_be_of_one_step() -> None:
+    """Also of the step that brought an answer's own first token, which is before its first step counts."""
+    times = (1.0, 1.001, 1.002, 1.05, 1.0502, 1.101)  # steps of 50 ms
+    mixed = [Mixed(6, 0.5, 10 * number, 8, at, 1.5) for number, at in enumerate(times)]
+    joined = [one.joined for one in timed_answers(mixed, 0.05)]
+    assert joined == [((30, 40), (50,))] * 3 + [((50,),)] * 2 + [()]
 
 
 def test_answers_that_come_and_go_agree_with_single_probes_where_nothing_is_shared() -> None:
@@ -248,11 +327,11 @@ def test_a_live_server_is_probed_with_answers_that_come_and_go() -> None:
         found = [one for one in await prober.mixed(8, 1000) if isinstance(one, Mixed)]
         assert len(found) >= 6  # every client at least once, more if the machine lets them
         assert {one.num_clients for one in found} == {6}
-        together = timed_answers(found)
+        together = timed_answers(found, step_s(0, 1))
         assert 1.5 < np.mean([one.num_seqs for one in together]) < 6  # they think for half of the time
         said_s = sum(
             one.num_steps * step_s(0, round(one.num_seqs), one.mean_context)
-            + sum(step_s(prompt, 0) - step_s(0, 0) for prompt in one.joined)
+            + sum(step_s(prompt, 0) - step_s(0, 0) for prompts in one.joined for prompt in prompts)
             for one in together
         )
         seconds = sum(one.seconds for one in together)
