@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -412,6 +413,69 @@ def test_recorded_traffic_gives_a_line(tmp_path: Path) -> None:
         read_traffic(arrivals)
 
 
+def written_traffic(path: Path, **changed: Any) -> Path:
+    """Recorded requests of a server with steps of 10 ms, with other columns."""
+    cost = {"kind": "linear", "a": 0.01, "b": 1e-4, "c": 5e-4}
+    run = Run(make_cluster(replicas=1, cost=cost), random_workload(300, 6.0, mean_tokens=120.0)).to_end()
+    columns = {name: run.requests[name] for name in ("arrived_at", "first_token_at", "completed_at")}
+    columns |= {"num_prefill_tokens": run.requests["num_prefill"]}
+    columns |= {"num_decode_tokens": run.requests["num_decode"]}
+    table = pl.DataFrame(columns).with_columns(**changed)
+    table.write_ndjson(path)
+    return path
+
+
+TIME_COLUMNS = ("arrived_at", "first_token_at", "completed_at")
+DATED = {
+    name: pl.from_epoch((1e6 * (pl.col(name) + 1.7e9)).cast(pl.Int64), "us").dt.strftime("%FT%T%.6f")
+    for name in TIME_COLUMNS
+}
+TEXT = {name: pl.col(name).cast(pl.String) + " " for name in (*TIME_COLUMNS, "num_prefill_tokens")}
+TWICE = {"prompt_tokens": pl.col("num_prefill_tokens")}
+
+
+@pytest.mark.parametrize("changed", [DATED, TEXT, TWICE], ids=["dates", "text", "both names"])
+def test_recorded_traffic_may_hold_dates_and_numbers_as_text(changed: Any, tmp_path: Path) -> None:
+    plain, other = (
+        fit_traffic(read_traffic(written_traffic(tmp_path / name, **columns)))[0]
+        for name, columns in (("plain.jsonl", {}), ("other.jsonl", changed))
+    )
+    for name, value in plain.cost.items():
+        assert other.cost[name] == pytest.approx(value, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"held_s": pl.lit("x")}, "column held_s holds 'x', which is no number"),
+        ({"arrived_at": pl.lit([1.0])}, "column arrived_at holds"),
+        ({"completed_at": pl.lit("2023-02-30 10:00")}, "column completed_at holds '2023-02-30 10:00'"),
+        ({"outcome": pl.lit("failed")}, "none of its 300 requests was completed"),
+        ({"server": pl.lit(None)}, "none of its 300 requests was completed by a server"),
+        ({"first_token_at": pl.lit(None)}, "with all of its times"),
+        ({"completed_at": pl.col("arrived_at") - 1}, "completed_at is before first_token_at in 300 of 300"),
+        ({"first_token_at": pl.col("arrived_at") - 1}, "first_token_at is before arrived_at in 300 of 300"),
+        ({"num_cached_tokens": pl.lit(100_000)}, "num_cached_tokens is more than the prompt in 300 of 300"),
+        ({name: 1000 * pl.col(name) for name in TIME_COLUMNS}, "as if times were not in seconds"),
+    ],
+)
+def test_recorded_traffic_that_cannot_be_is_refused_by_column(
+    changed: Any, message: str, tmp_path: Path
+) -> None:
+    path = written_traffic(tmp_path / "traffic.jsonl", **changed)
+    with pytest.raises(InputError, match=f"--traffic = .*{re.escape(message)}"):
+        read_traffic(path)
+    with pytest.raises(InputError):
+        calibrate(traffic=path, out=tmp_path / "out.yaml")
+    assert not (tmp_path / "out.yaml").exists()
+
+
+def test_answers_that_did_not_stream_tell_nothing_of_steps(tmp_path: Path) -> None:
+    path = written_traffic(tmp_path / "traffic.jsonl", completed_at=pl.col("first_token_at"))
+    with pytest.raises(InputError, match="none of its answers streamed 8 tokens or more"):
+        fit_traffic(read_traffic(path))
+
+
 def test_what_was_cached_costs_nothing(tmp_path: Path) -> None:
     cost = {"kind": "linear", "a": 0.01, "b": 1e-4, "c": 5e-4}
     run = Run(make_cluster(replicas=1, cost=cost), random_workload(600, 6.0, mean_tokens=120.0)).to_end()
@@ -469,7 +533,8 @@ def test_recorded_traffic_tells_the_times_beside_the_steps(is_async: bool, tmp_p
         "num_prefill_tokens": run.requests["num_prefill"],
         "num_decode_tokens": run.requests["num_decode"],
     }
-    other = mine | {"first_token_at": mine["first_token_at"] + rng.uniform(0, 1, len(run.requests))}
+    late_s = rng.uniform(0, 1, len(run.requests))
+    other = mine | {name: mine[name] + late_s for name in ("first_token_at", "completed_at")}
     tables = [pl.DataFrame(one | {"server": name}) for one, name in ((mine, "http://a"), (other, "http://b"))]
     pl.concat(tables).write_ndjson(tmp_path / "traffic.jsonl")
     fit = fit_server(read_traffic(tmp_path / "traffic.jsonl"), "http://a", num_blocks=4000)
