@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pointsman.cli.calibrate import calibrate
 from pointsman.emulator.engine import load_engine
 from pointsman.emulator.replica import EmulatedReplica
 from pointsman.errors import InputError
+from pointsman.live import probing
 from pointsman.live.fitting import description, fit_probes
 from pointsman.live.least_squares import nonnegative
 from pointsman.live.probing import (
@@ -579,6 +581,80 @@ def test_traffic_and_what_the_server_says_make_one_file(tmp_path: Path) -> None:
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be reached"):
         asyncio.run(Server("http://127.0.0.1:9").facts())
+
+
+@contextlib.asynccontextmanager
+async def answering(answers: Mapping[str, str]) -> AsyncIterator[tuple[str, list[str]]]:
+    """A server by the paths it answers, silent on others -> its address, and the heads of requests so far."""
+    heads: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        if (answer := answers.get(heads[-1].split()[1])) is not None:
+            status, _, body = answer.partition(" ")
+            writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+            await writer.drain()
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", heads
+    finally:
+        listener.close()
+        await asyncio.sleep(0.01)  # until all have seen that their clients are gone
+
+
+MODELS = '200 {"data": [{"id": "m", "max_model_len": 2048}]}'
+
+
+def test_the_servers_get_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with answering({"/v1/models": MODELS, "/metrics": "200 ", "/v1/completions": "401 no"}) as (
+            url,
+            heads,
+        ):
+            server = Server(url)
+            assert await server.facts() == Facts("m", 2048, None, None)
+            with pytest.raises(InputError, match=r"fails \(401: no\); set \$POINTSMAN_BACKEND_KEY"):
+                await server.ask("m", 16, 4)
+            assert len(heads) == 3
+            assert all("\r\nauthorization: Bearer secret\r\n" in head for head in heads)
+        async with answering({"/v1/models": "401 no"}) as (url, _):
+            with pytest.raises(InputError, match=r"/v1/models answers 401; set \$POINTSMAN_BACKEND_KEY"):
+                await Server(url).facts()
+
+    monkeypatch.setenv("POINTSMAN_BACKEND_KEY", "secret")
+    asyncio.run(run())
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with answering({}) as (url, _):
+            with pytest.raises(InputError, match=rf"--url = '{url}': cannot be reached \(timed out\)"):
+                await Server(url).facts()
+            with pytest.raises(InputError, match=rf"--url = '{url}': says nothing for 0.3 s of a completion"):
+                await Server(url).ask("m", 20, 4)
+        async with answering({"/v1/models": "200 {}"}) as (url, _):
+            with pytest.raises(InputError, match="names no model"):
+                await Server(url).facts()
+
+    monkeypatch.setattr(probing, "GET_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(probing, "SILENT_S", 0.1)
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize("labels", ["", '{engine="0"}'])
+def test_a_busy_server_is_not_quiet(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        gauges = f"vllm:num_requests_running{labels} 1.0\nvllm:num_requests_waiting{labels} 2.0\n"
+        async with answering({"/metrics": f"200 {gauges}"}) as (url, _):
+            prober = Prober(Server(url), FACTS)
+            assert (await prober.server.gauges())[:2] == (1, 2)
+            assert not await prober._is_quiet()
+
+    monkeypatch.setattr(probing, "QUIET_S", 0.2)
+    asyncio.run(run())
 
 
 def test_nonnegative_least_squares() -> None:
