@@ -23,12 +23,12 @@ import uvloop
 from pointsman.errors import InputError
 from pointsman.experiments.objective import find_objective
 from pointsman.inference.checkpoint import Checkpoint, save_checkpoint
-from pointsman.live.comparison import clipped_to, key_header, open_workloads
+from pointsman.live.comparison import clipped_to, open_workloads
 from pointsman.live.costs import CostBooks
 from pointsman.live.desk import Block, Desk
 from pointsman.live.guard import objection, too_many_failed
 from pointsman.live.load import Load
-from pointsman.live.servers import OPTION, Served, ask_servers
+from pointsman.live.servers import OPTION, Served, ask_servers, key_header
 from pointsman.live.spec import LiveSpec
 from pointsman.router.config import Backend, Reliability, Settings
 from pointsman.router.http.address import Address, parse_url

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -29,9 +28,8 @@ from pointsman.experiments.objective import Objective
 from pointsman.experiments.simulate import prepare
 from pointsman.live.load import Load, Replay
 from pointsman.live.processes import RouterProcess, router
-from pointsman.live.servers import OPTION, Served, ask_servers, imbalance, scrape
+from pointsman.live.servers import OPTION, Served, ask_servers, imbalance, key_header, scrape
 from pointsman.router.http.address import Address, parse_url
-from pointsman.router.keys import BACKEND_KEY
 from pointsman.routing.policy import PolicySpec
 from pointsman.spec import parse_spec
 from pointsman.workload import Workload
@@ -112,11 +110,6 @@ def _live_policy(text: str) -> PolicySpec:
         problem = "sees the servers' queues as they are, which no router can"
         raise InputError("policy", text, problem, "leave it out with --live")
     return spec
-
-
-def key_header() -> bytes:
-    key = os.environ.get(BACKEND_KEY)
-    return b"authorization: Bearer %b\r\n" % key.encode() if key else b""
 
 
 def open_workloads(configs: Sequence[Config], base_dir: Path | None) -> list[Workload]:

@@ -63,7 +63,8 @@ def fit_probes(probes: Sequence[Probe], facts: Facts, limit_seqs: int | None) ->
         )
         raise InputError("--minutes", f"{len(single)} probes", problem, "allow more time")
     mixed = [one for one in probes if isinstance(one, Mixed)]
-    among_others: list[Timed] = list(timed_answers(mixed)) if len(mixed) >= MIN_MIXED else []
+    least_step_s = min(one.step_s for one in single if isinstance(one, Decode))
+    among_others: list[Timed] = list(timed_answers(mixed, least_step_s)) if len(mixed) >= MIN_MIXED else []
     budget = _budget([one for one in single if isinstance(one, Joined)])
     rows = _Rows([*single, *among_others], budget)
     is_single = np.arange(len(rows)) < len(single)
@@ -73,7 +74,7 @@ def fit_probes(probes: Sequence[Probe], facts: Facts, limit_seqs: int | None) ->
     if among_others:
         under_load = rows.slowdown(rows.fit(np.flatnonzero(is_single)))
         load = ClientLoad(mixed, {"num_blocks": ENDLESS_BLOCKS} | _scheduler(facts, budget, limit_seqs))
-        best = min((load.waits(cost, one) for one in times), key=lambda one: one.miss_s)
+        best = min((load.waits(cost, one) for one in times), key=lambda one: one.miss)
         server, simulated = best.times, best.errors
     figures = _figures(cost)
     rng = np.random.default_rng(0)
@@ -177,11 +178,15 @@ class _Rows:
             row[self._context] += num_decodes * mean_context
         return row
 
-    def _held_up_row(self, num_prompt: int, num_seqs: float, mean_context: float) -> Floats:
-        """How much longer steps are that carry a prompt than those without it."""
-        num_steps = len(_pieces(num_prompt, num_seqs, self._budget))
-        with_prompt = self._prompt_row(num_prompt, num_seqs, mean_context)
-        return with_prompt - num_steps * self._decode_row(num_seqs, mean_context)
+    def _held_up_row(self, prompts: tuple[int, ...], num_seqs: float, mean_context: float) -> Floats:
+        """How much longer steps are that carry prompts, taken in together, than those without them."""
+        num_tokens = sum(prompts)
+        num_steps = len(_pieces(num_tokens, num_seqs, self._budget))
+        with_prompts = self._prompt_row(num_tokens, num_seqs, mean_context)
+        # Tokens of one prompt make no pairs with those of another.
+        with_prompts[self._pair] += (sum(num**2 for num in prompts) - num_tokens**2) / 2
+        with_prompts[self._sequence] += len(prompts) - 1
+        return with_prompts - num_steps * self._decode_row(num_seqs, mean_context)
 
     def _first_token_row(self, num_prompt: int, num_decodes: float, mean_context: float = 0.0) -> Floats:
         row = self._prompt_row(num_prompt, num_decodes, mean_context)
@@ -194,10 +199,10 @@ class _Rows:
         if isinstance(one, Idle):
             return self._first_token_row(one.num_prompt, 0)
         if isinstance(one, Joined):
-            return self._held_up_row(one.num_prompt, one.num_seqs, one.mean_context)
+            return self._held_up_row((one.num_prompt,), one.num_seqs, one.mean_context)
         row = one.num_steps * self._decode_row(one.num_seqs, one.mean_context)
-        for num_prompt in one.joined:
-            row += self._held_up_row(num_prompt, one.num_seqs, one.mean_context)
+        for prompts in one.joined:
+            row += self._held_up_row(prompts, one.num_seqs, one.mean_context)
         return row
 
     def fit(self, chosen: NDArray[np.int64]) -> Floats:

@@ -22,10 +22,16 @@ from itertools import pairwise, zip_longest
 from time import monotonic
 
 from pointsman.errors import InputError, reason_of
+from pointsman.live.servers import key_header
 from pointsman.router.http.address import parse_url
+from pointsman.router.http.fetching import FetchError, fetch
+from pointsman.router.http.limits import Limits
+from pointsman.router.http.upstream import Pool
+from pointsman.router.keys import BACKEND_KEY
+from pointsman.router.replicas.reports import ScrapedGauges, read_gauges, read_models
 
 LOWEST_ID, HIGHEST_ID = 10, 250  # token ids that any vocabulary has, special ones left out
-PROMPTS = (16, 64, 256, 512, 1024, 2048, 4096, 8000, 16000, 32000)
+PROMPTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8000, 16000, 32000)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 1024, 4096)
 NUM_STEPS = 20  # of a batch that are timed
@@ -36,6 +42,11 @@ MIXED_PROMPTS, MIXED_OUTPUTS = (32, 2048), (8, 64)  # tokens, from and to
 MIXED_SHARE = 0.08  # of the time to probe with, for one mixture
 MIXED_S = (1.5, 8.0)  # the same in seconds, from and to
 QUIET_S = 2.0  # how long to wait for others to finish
+GET_TIMEOUT_S = 10.0
+SILENT_S, SILENT_S_PER_TOKEN = 60.0, 0.01  # without a byte of a completion; more for each prompt token
+NOT_THERE = "start the server, or correct the URL"
+SEE_LOG = "see its log"
+NO_SUCH_SERVER = "name an OpenAI-compatible server"
 _EVENT = b'"choices":[{'
 
 
@@ -111,41 +122,45 @@ class Server:
         if self._address.scheme != "http":
             raise InputError("--url", url, "is not plain http", "probe the server itself, not a proxy")
         self.url = url.rstrip("/")
+        self._pool = Pool(self._address, Limits())
+        self._asked_tokens = 0  # of the prompts of completions that run
         self._random = random.Random()  # not seeded: the server has the last calibration's prompts cached
 
     async def facts(self) -> Facts:
-        models = json.loads(await self._get("/v1/models"))["data"]
-        first = models[0]
+        models = read_models(await self._get("/v1/models"))
+        if not models:
+            raise self._error("names no model in /v1/models", NO_SUCH_SERVER)
+        model, said = next(iter(models.items()))
         config = re.search(rb"^vllm:cache_config_info\{(.*)\}", await self._get("/metrics"), re.MULTILINE)
         labels = dict(re.findall(r'(\w+)="([^"]*)"', config.group(1).decode())) if config else {}
-        length = first.get("max_model_len") or 4096
-        return Facts(first["id"], int(length), _whole(labels, "block_size"), _whole(labels, "num_gpu_blocks"))
+        length = said.get("max_model_len") or 4096
+        return Facts(model, int(length), _whole(labels, "block_size"), _whole(labels, "num_gpu_blocks"))
 
-    async def gauge(self, name: str) -> float:
-        found = re.findall(
-            rf"^vllm:{name}\{{.*\}} (\S+)", (await self._get("/metrics")).decode(), re.MULTILINE
-        )
-        return sum(map(float, found)) if found else 0.0
+    async def gauges(self) -> ScrapedGauges:
+        """Requests that run and wait; none where the server does not tell."""
+        return read_gauges(await self._get("/metrics")) or ScrapedGauges(0.0, 0.0, 0.0)
 
     async def _get(self, path: str) -> bytes:
-        reader, writer = await self._connect()
-        host, prefix = self._address.netloc, self._address.prefix
-        writer.write(f"GET {prefix}{path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
-        head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
-        writer.close()
-        if b" 200 " not in head[:20]:
-            problem = f"{path} answers {head[9:12].decode()}"
-            raise InputError("--url", self.url, problem, "name an OpenAI-compatible server")
-        if b"chunked" in head.lower():
-            body = b"".join(re.split(rb"\r\n[0-9a-fA-F]+\r\n", b"\r\n" + body)[1:])
-        return body
+        try:
+            answer = await fetch(self._pool, path, GET_TIMEOUT_S, key_header())
+        except FetchError as error:
+            raise self._error(f"cannot be reached ({reason_of(error)})", NOT_THERE) from None
+        if answer.status != 200:
+            raise self._refused(f"{path} answers {answer.status}", answer.status, NO_SUCH_SERVER)
+        return answer.body
+
+    def _refused(self, problem: str, status: int, remedy: str) -> InputError:
+        wants_key = status in (401, 403)
+        return self._error(problem, f"set ${BACKEND_KEY} to the key that it wants" if wants_key else remedy)
+
+    def _error(self, problem: str, remedy: str) -> InputError:
+        return InputError("--url", self.url, problem, remedy)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
             return await asyncio.open_connection(self._address.host, self._address.port, limit=1 << 20)
         except OSError as error:
-            problem = f"cannot be reached ({reason_of(error)})"
-            raise InputError("--url", self.url, problem, "start the server, or correct the URL") from None
+            raise self._error(f"cannot be reached ({reason_of(error)})", NOT_THERE) from None
 
     async def ask(
         self,
@@ -154,6 +169,7 @@ class Server:
         num_output: int,
         on_token: Callable[[ProbeAnswer], None] | None = None,
     ) -> ProbeAnswer:
+        """A completion by a client of our own, which notes when tokens came before it looks at them."""
         ids = [self._random.randint(LOWEST_ID, HIGHEST_ID) for _ in range(num_prompt)]
         body = json.dumps(
             {
@@ -166,21 +182,35 @@ class Server:
                 "stream_options": {"include_usage": True},
             }
         ).encode()
+        head = f"POST {self._address.prefix}/v1/completions HTTP/1.1\r\nhost: {self._address.netloc}\r\n"
+        head += f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+        self._asked_tokens += num_prompt
+        try:
+            async with asyncio.timeout(self._silent_s()) as silence:
+                return await self._streamed(head.encode() + key_header() + b"\r\n" + body, silence, on_token)
+        except TimeoutError:
+            raise self._error(f"says nothing for {self._silent_s():g} s of a completion", SEE_LOG) from None
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise self._error(f"ends a completion early ({reason_of(error)})", SEE_LOG) from None
+        finally:
+            self._asked_tokens -= num_prompt
+
+    async def _streamed(
+        self, request: bytes, silence: asyncio.Timeout, on_token: Callable[[ProbeAnswer], None] | None
+    ) -> ProbeAnswer:
+        loop = asyncio.get_running_loop()
         reader, writer = await self._connect()
         answer = ProbeAnswer(monotonic())
-        head = f"POST {self._address.prefix}/v1/completions HTTP/1.1\r\nhost: {self._address.netloc}\r\n"
-        head += f"content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        writer.write(request)
         try:
-            status = (await reader.readuntil(b"\r\n\r\n"))[9:12]
-            if status != b"200":
+            status = int((await reader.readuntil(b"\r\n\r\n"))[9:12])
+            if status != 200:
                 said = (await reader.read(400)).decode(errors="replace")
-                raise InputError(
-                    "--url", self.url, f"a completion fails ({status.decode()}: {said})", "see its log"
-                )
+                raise self._refused(f"a completion fails ({status}: {said})", status, SEE_LOG)
             rest = b""
             while piece := await reader.read(1 << 16):
                 now = monotonic()
+                silence.reschedule(loop.time() + self._silent_s())
                 text = rest + piece
                 num_events = text.count(_EVENT)
                 if num_events:
@@ -194,6 +224,10 @@ class Server:
         finally:
             writer.close()
         return answer
+
+    def _silent_s(self) -> float:
+        """Longer while prompts are under way, of which a slow server says nothing until they are through."""
+        return SILENT_S + SILENT_S_PER_TOKEN * self._asked_tokens
 
 
 def _are_apart(token_at: Sequence[float]) -> bool:
@@ -239,7 +273,7 @@ class Prober:
                 continue
             if await self._is_quiet():
                 found = await getattr(self, kind)(size, context)
-                if await self.server.gauge("num_requests_running") > 0:
+                if (await self.server.gauges()).running > 0:
                     self.num_disturbed += 1
                 else:
                     self.probes += found
@@ -282,10 +316,7 @@ class Prober:
 
     async def _is_quiet(self) -> bool:
         end = monotonic() + QUIET_S
-        while (
-            await self.server.gauge("num_requests_running") + await self.server.gauge("num_requests_waiting")
-            > 0
-        ):
+        while (gauges := await self.server.gauges()).running + gauges.waiting > 0:
             if monotonic() > end:
                 return False
             await asyncio.sleep(0.05)

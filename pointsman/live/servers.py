@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from pointsman.router.http.address import Address, parse_url
 from pointsman.router.http.fetching import FetchError, fetch
 from pointsman.router.http.limits import Limits
 from pointsman.router.http.upstream import Pool
+from pointsman.router.keys import BACKEND_KEY
 from pointsman.router.replicas.reports import read_models
 
 OPTION = "--live"
@@ -38,6 +40,12 @@ class Scraped:
 
     def total(self, name: str) -> float:
         return sum(self.values(name))
+
+
+def key_header() -> bytes:
+    """The header with the key that the servers want, from the environment; empty if they want none."""
+    key = os.environ.get(BACKEND_KEY)
+    return b"authorization: Bearer %b\r\n" % key.encode() if key else b""
 
 
 async def scrape(address: Address, headers: bytes = b"") -> Scraped:

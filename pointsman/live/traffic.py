@@ -13,7 +13,9 @@ same card cost can be part of the fit (`neighbours.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from pointsman.errors import InputError, no_such_file, reason_of
 from pointsman.live.least_squares import nonnegative
 from pointsman.live.neighbours import fit_beside, pace_beside, refitted, said_beside
 from pointsman.live.replaying import replay
+from pointsman.workload.dates import looks_like_date, parse_dates
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +43,9 @@ NAMES = {
     "cached_tokens": CACHED,
 }
 TIMES = ("arrived_at", "num_prefill_tokens", "num_decode_tokens", "first_token_at", "completed_at")
+NUMBERS = (*TIMES, CACHED, "ttft_s", "e2e_s", "held_s")
+TOLERANCE_S = 1e-3  # times may be rounded
+MOST_TOKEN_S = 1.0  # the slowest servers take half of that for an output token
 UNDETERMINED = (
     "attention (cost.d, cost.e) and the shape of the step's time",
     "max_num_seqs, and budgets other than vLLM's usual ones",
@@ -92,13 +98,23 @@ def read_traffic(path: Path) -> pl.DataFrame:
         raise no_such_file("--traffic", path)
     try:
         table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_ndjson(path, infer_schema_length=None)
+        found = _requests(table, path)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InputError(
             "--traffic", str(path), f"cannot be read ({reason_of(error)})", "give JSON lines or CSV"
         ) from None
+    if found.is_empty():
+        problem = f"none of its {len(table)} requests was completed by a server, with all of its times"
+        raise InputError("--traffic", str(path), problem, f"record at least {MIN_REQUESTS} that were")
+    _check_times(found, path)
+    return found
+
+
+def _requests(table: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """Keep those that were completed: `TIMES`, the prompt tokens that were computed, server and policy."""
     if "outcome" in table.columns:  # of the router's `--record`
-        table = table.filter(pl.col("outcome") == "completed")
-    table = table.rename({old: new for old, new in NAMES.items() if old in table.columns})
+        table = table.filter(pl.col("outcome").cast(pl.String) == "completed")
+    table = _with_numbers(_renamed(table), path)
     if {"ttft_s", "e2e_s", "arrived_at"} <= set(table.columns):
         table = table.with_columns(
             first_token_at=pl.col("arrived_at") + pl.col("ttft_s"),
@@ -112,11 +128,62 @@ def read_traffic(path: Path) -> pl.DataFrame:
         table = table.with_columns(arrived_at=pl.col("arrived_at") + pl.col("held_s").fill_null(0.0))
     server = pl.col("server").cast(pl.String).str.strip_chars_end("/")
     server = server if "server" in table.columns else pl.lit("all")
-    policy = pl.col("policy").fill_null("") if "policy" in table.columns else pl.lit("")
-    cached = pl.col(CACHED).cast(pl.Float64).fill_null(0.0) if CACHED in table.columns else pl.lit(0.0)
-    times = [pl.col(name).cast(pl.Float64) for name in TIMES]
+    policy = pl.col("policy").cast(pl.String).fill_null("") if "policy" in table.columns else pl.lit("")
+    cached = pl.col(CACHED).fill_null(0.0) if CACHED in table.columns else pl.lit(0.0)
     computed = pl.col("num_prefill_tokens") - cached
-    return table.select(*times, computed=computed, server=server, policy=policy).drop_nulls()
+    return table.select(*TIMES, computed=computed, server=server, policy=policy).drop_nulls()
+
+
+def _renamed(table: pl.DataFrame) -> pl.DataFrame:
+    """Our names; a column that has one already is taken before another of the same meaning."""
+    columns = set(table.columns)
+    return table.rename({old: new for old, new in NAMES.items() if old in columns and new not in columns})
+
+
+def _with_numbers(table: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """Tokens, and seconds since some moment; what is no number is a null."""
+    found = {name: _numbers(table[name], path) for name in NUMBERS if name in table.columns}
+    for name, values in found.items():
+        found[name] = pl.select(pl.when(values.is_finite()).then(values)).to_series()
+    return table.with_columns(**found)
+
+
+def _numbers(values: pl.Series, path: Path) -> pl.Series:
+    with suppress(pl.exceptions.PolarsError):
+        return values.cast(pl.Float64)
+    text = pl.Series(values.name, [None if one is None else str(one).strip() for one in values], pl.String)
+    is_date = values.name.endswith("_at") and looks_like_date(str(text.drop_nulls().first()))
+    numbers = _seconds(text) if is_date else text.cast(pl.Float64, strict=False)
+    wrong = values.filter(numbers.is_null() & values.is_not_null())
+    if wrong.len() > 0:
+        what = "date" if is_date else "number"
+        problem = f"column {values.name} holds {str(wrong.first())!r}, which is no {what}"
+        raise InputError("--traffic", str(path), problem, "correct the column, or leave these rows out")
+    return numbers
+
+
+def _seconds(dates: pl.Series) -> pl.Series:
+    """Count them since 1970."""
+    return parse_dates(dates)[0].dt.epoch("us") / 1e6
+
+
+def _check_times(table: pl.DataFrame, path: Path) -> None:
+    """Refuse times that no server can have taken."""
+    for before, after in pairwise(("arrived_at", "first_token_at", "completed_at")):
+        num_wrong = table.filter(pl.col(after) < pl.col(before) - TOLERANCE_S).height
+        if num_wrong:
+            problem = f"{after} is before {before} in {num_wrong} of {len(table)} requests"
+            raise InputError("--traffic", str(path), problem, "correct these times, or leave the rows out")
+    num_beyond = table.filter(pl.col("computed") < 0).height
+    if num_beyond:
+        problem = f"{CACHED} is more than the prompt in {num_beyond} of {len(table)} requests"
+        raise InputError("--traffic", str(path), problem, "give the cached tokens of each prompt")
+    rows = _timed(table)
+    streamed_s = rows["completed_at"] - rows["first_token_at"]
+    token_s = (streamed_s / (rows["num_decode_tokens"] - 1)).median()
+    if isinstance(token_s, float) and token_s > MOST_TOKEN_S:
+        problem = f"an output token takes {token_s:.4g} s typically, as if times were not in seconds"
+        raise InputError("--traffic", str(path), problem, "give times in seconds, or as dates")
 
 
 def fit_traffic(table: pl.DataFrame) -> list[TrafficFit]:
@@ -137,6 +204,9 @@ def fit_server(
     if len(rows) < MIN_REQUESTS:
         problem = f"has only {len(rows)} requests in it"
         raise InputError("server in --traffic", server, problem, f"record at least {MIN_REQUESTS}")
+    if _timed(rows).filter(pl.col("completed_at") > pl.col("first_token_at")).is_empty():
+        problem = f"none of its answers streamed {MIN_OUTPUT} tokens or more: no step can be told from them"
+        raise InputError("server in --traffic", server, problem, "record answers that stream")
     streams, seconds = stream_table(rows)
     if not neighbours:
         found, errors = _fit_alone(streams, seconds)

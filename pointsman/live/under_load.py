@@ -11,9 +11,10 @@ is taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ Floats = NDArray[np.float64]
 NUM_ROUNDS = 4  # in which the API server's time settles
 MIN_MIXED = 20
 MIN_TOKENS = 8  # of an answer whose steps are counted
+SAME_STEP = 0.5  # first tokens less than this share of a step apart are of one step
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,14 @@ class TimedAnswer:
     seconds: float
     num_seqs: float  # itself included, on average
     mean_context: float
-    joined: tuple[int, ...]  # prompts that were taken in meanwhile
+    joined: tuple[tuple[int, ...], ...]  # prompts that were taken in meanwhile, step by step
 
 
-def timed_answers(mixed: Sequence[Mixed]) -> list[TimedAnswer]:
+def timed_answers(mixed: Sequence[Mixed], least_step_s: float) -> list[TimedAnswer]:
+    """`least_step_s`: no step is shorter."""
     found = []
+    apart_s = SAME_STEP * least_step_s
+    steps = _joined_steps(mixed, apart_s)
     for one in mixed:
         began, ended = one.first_token_at, one.ended_at
         if one.num_tokens < MIN_TOKENS or ended <= began:
@@ -63,10 +68,32 @@ def timed_answers(mixed: Sequence[Mixed]) -> list[TimedAnswer]:
                 ended - began,
                 total_s / (ended - began),
                 sum(context * both_s for context, both_s in shared) / total_s,
-                tuple(other.num_prompt for other in mixed if began < other.first_token_at <= ended),
+                tuple(step.prompts for step in steps if began < step.began_at <= ended + apart_s),
             )
         )
     return found
+
+
+class _JoinedStep(NamedTuple):
+    """Prompts whose first tokens came of one step."""
+
+    began_at: float  # the first of these tokens
+    prompts: tuple[int, ...]
+
+
+def _joined_steps(mixed: Sequence[Mixed], apart_s: float) -> list[_JoinedStep]:
+    """Prompts of one step cost what their sum does: below some 200 tokens, one more is free, the next is not.
+
+    First tokens of one step are read one after the other; those of two steps are a step apart.
+    """
+    steps: list[_JoinedStep] = []
+    last_at = -math.inf
+    for one in sorted(mixed, key=lambda one: one.first_token_at):
+        if one.first_token_at - last_at > apart_s:
+            steps.append(_JoinedStep(one.first_token_at, ()))
+        steps[-1] = steps[-1]._replace(prompts=(*steps[-1].prompts, one.num_prompt))
+        last_at = one.first_token_at
+    return steps
 
 
 @dataclass(frozen=True)
@@ -74,7 +101,7 @@ class Waits:
     """What first tokens waited for beside their steps, and how well that explains them."""
 
     times: ServerTimes
-    miss_s: float  # of first tokens, on average, quantile by quantile
+    miss: float  # of first tokens, on average, quantile by quantile: logarithm of simulated over measured
     errors: dict[str, float]  # of means, as a share: simulated against measured
 
 
@@ -112,7 +139,7 @@ class ClientLoad:
             "ttft_mean": float(first_s.mean() / self._ttft_s.mean() - 1),
             "e2e_mean": float(all_s.mean() / self._e2e_s.mean() - 1),
         }
-        return Waits(times, self._miss_s(first_s), errors)
+        return Waits(times, self._miss(first_s), errors)
 
     def _simulated(self, cost: StepsCost, times: ServerTimes) -> tuple[Floats, Floats]:
         """Seconds until the first token, and until the last."""
@@ -120,10 +147,14 @@ class ClientLoad:
         found = simulated(cost.model_dump(exclude_none=True), self._scheduler | dict(times), self._workload)
         return found[0] - arrived_at, found[1] - arrived_at
 
-    def _miss_s(self, first_s: Floats) -> float:
-        """Within the answers of as many clients; which step a single prompt just missed is chance."""
-        total_s = 0.0
+    def _miss(self, first_s: Floats) -> float:
+        """Within the answers of as many clients; which step a single prompt just missed is chance.
+
+        As a ratio: in seconds, prompts that wait long for others would decide, and their times say how exact
+        the costs are. One step more or less shows in prompts that hardly wait.
+        """
+        total = 0.0
         for num in np.unique(self._num_clients):
             same = self._num_clients == num
-            total_s += float(np.abs(np.sort(first_s[same]) - np.sort(self._ttft_s[same])).sum())
-        return total_s / len(first_s)
+            total += float(np.abs(np.log(np.sort(first_s[same]) / np.sort(self._ttft_s[same]))).sum())
+        return total / len(first_s)

@@ -84,7 +84,7 @@ class LayersCost(Spec):
         seqs = np.arange(max(2, batches[-1] + 1))
         by_seqs = np.array([np.interp(seqs, batches, row) for row in by_context]).T
         cells = np.arange(max(2, contexts[-1] // CONTEXT_CELL_TOKENS + 1)) * CONTEXT_CELL_TOKENS
-        return np.array([np.interp(cells, contexts, row) for row in by_seqs])
+        return _without_falling_ends(np.array([np.interp(cells, contexts, row) for row in by_seqs]))
 
     def prefill_s(self) -> Floats:
         """[cells of context + 1, cells of chunk + 1], one layer.
@@ -98,10 +98,9 @@ class LayersCost(Spec):
         pairs = chunk * (context + chunk / 2)
         tokens, seconds = (np.array(column, np.float64) for column in zip(*self.prompt, strict=True))
         known = tokens**2 / 2
-        slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2]) if known.size > 1 else 0.0
+        slope = max(0.0, (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])) if known.size > 1 else 0.0
         beyond = np.maximum(0.0, pairs - known[-1])
-        table: Floats = np.interp(pairs, known, seconds) + slope * beyond
-        return table
+        return _without_falling_ends(np.interp(pairs, known, seconds) + slope * beyond)
 
     def products_s(self) -> Floats:
         """[tokens + 1], one layer."""
@@ -110,3 +109,16 @@ class LayersCost(Spec):
     def head_s(self) -> Floats:
         """[sequences + 1]"""
         return curve_table(self.head)
+
+
+def _without_falling_ends(table: Floats) -> Floats:
+    """Add a row and a column where a table falls at its ends: continued, its times would become negative."""
+    down, right = table[-1] - table[-2], table[:, -1] - table[:, -2]
+    both = right[-1] - right[-2]
+    if min(down.min(), right.min(), both) >= 0:
+        return table
+    longer = np.pad(table, (0, 1), "edge")
+    longer[-1, :-1] += np.maximum(0.0, down)
+    longer[:-1, -1] += np.maximum(0.0, right)
+    longer[-1, -1] = longer[-1, -2] + longer[-2, -1] - table[-1, -1] + max(0.0, both)
+    return longer

@@ -73,7 +73,11 @@ class StepsCost(Spec):
 
 
 def curve_table(curve: Curve) -> Floats:
-    """[last tokens + 1] by tokens; the first point holds below it. Read beyond its end by extrapolation."""
+    """[last tokens + 1] by tokens; the first point holds below it. Read beyond its end by extrapolation.
+
+    A curve that falls at its end gets one entry more, from which it goes on level: continued, it would become
+    negative.
+    """
     tokens, seconds = zip(*curve, strict=True)
     table: Floats = np.interp(np.arange(tokens[-1] + 1), tokens, seconds)
-    return table
+    return np.append(table, table[-1]) if table[-1] < table[-2] else table

@@ -54,7 +54,10 @@ CALLS: dict[str, list[tuple[str | None, tuple[str, ...]]]] = {
     "emulate": [("serve", ("--port", "0"))],
     "doctor": [("serve", ("--backend", NOWHERE))],
     "demo-serve": [("serve", ())],
-    "calibrate": [("cannot be reached", ("--url", NOWHERE))],
+    "calibrate": [
+        ("serve", ("--url", NOWHERE)),
+        ("has no column first_token_at", ("--traffic", "arrivals.csv")),
+    ],
     "profile": [("train", ())],
     "scenarios": [(None, ())],
     "policies": [(None, ()), (None, ("--env", "jobs"))],
@@ -95,6 +98,7 @@ def results_without(packages: list[str], calls: list[list[str]], folder: Path) -
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "progress.csv").write_text(LOG)
+    (tmp_path / "arrivals.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,1,1\n")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "progress.csv").write_text(LOG)
     (tmp_path / "run" / "config.yaml").write_text("env: routing\nrun: {steps: 40}\n")

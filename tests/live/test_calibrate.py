@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from pointsman.cli.calibrate import calibrate
 from pointsman.emulator.engine import load_engine
 from pointsman.emulator.replica import EmulatedReplica
 from pointsman.errors import InputError
+from pointsman.live import probing
 from pointsman.live.fitting import description, fit_probes
 from pointsman.live.least_squares import nonnegative
 from pointsman.live.probing import (
@@ -36,11 +39,16 @@ from pointsman.router.replicas.discovery import FileSource
 from pointsman.router.telemetry.recording import Recorder, Speed, new_recording
 from pointsman.simulator.cost import cost_tables
 from pointsman.simulator.plan import ReplicaPlan, plan_replicas
+from pointsman.simulator.steps import StepsCost
+from pointsman.spec import parse_spec
+from pointsman.workload import Workload
 from tests.router.ended import Over, ended
-from tests.simulator.factories import Run, make_cluster, random_workload
+from tests.simulator.factories import ROOT, Run, make_cluster, make_workload, random_workload
 
 TRUTH = {"kind": "linear", "a": 0.015, "b": 8e-5, "c": 4e-4, "d": 2e-7, "e": 5e-9}
 SCHEDULER = {"kind": "vllm-v1", "num_blocks": 4000, "max_num_seqs": 12, "max_num_batched_tokens": 2048}
+# What most GPUs are like: tokens are free up to a knee.
+KNEE = {"kind": "steps", "step_s": [[1, 0.03], [128, 0.03], [2048, 0.4]], "context_s": 1e-7, "pair_s": 5e-9}
 API_S = 0.012
 FACTS = Facts("m", 4096, 16, 4000)
 
@@ -61,7 +69,15 @@ def decode_s(plan: ReplicaPlan, num_decodes: int, context: int) -> float:
     )
 
 
-def made_probes(is_async: bool, rng: np.random.Generator, noise: float = 0.01) -> list[Probe]:
+def knee_step_s(num_prompt: int, num_decodes: int, context: float = 0.0) -> float:
+    tables = cost_tables(parse_spec(StepsCost, KNEE), None)
+    context_tokens = round(num_decodes * context)
+    return tables.stage_s(num_prompt, num_decodes, context_tokens, pairs=num_prompt**2 / 2)
+
+
+def made_probes(
+    is_async: bool, rng: np.random.Generator, noise: float = 0.01, step_s: Callable[..., float] = step_s
+) -> list[Probe]:
     """What a prober would see of a server with these costs and a budget of 2,048 tokens a step.
 
     `noise` is the standard deviation of times, as a share; 1 on average, with more slow ones than fast ones.
@@ -71,7 +87,7 @@ def made_probes(is_async: bool, rng: np.random.Generator, noise: float = 0.01) -
     def noisy(seconds: float) -> float:
         return seconds * float(rng.gamma(noise**-2, noise**2))
 
-    for num_prompt in (16, 64, 256, 512, 1024, 2000):
+    for num_prompt in (16, 64, 128, 256, 512, 1024, 2000):
         for num_seqs in (1, 4, 12):
             probes.append(Idle(num_prompt, noisy(API_S + step_s(num_prompt, 0))))
             probes.append(Decode(num_seqs, num_prompt, noisy(step_s(0, num_seqs, num_prompt))))
@@ -136,10 +152,19 @@ def test_tokens_are_not_taken_for_pairs_of_them() -> None:
 def loaded(slower: float, is_async: bool = True, api_s: float = API_S) -> list[Mixed]:
     """Answers of a server whose steps take `slower` times as long while requests come and go."""
     cost = {"kind": "linear"} | {name: slower * float(TRUTH[name]) for name in "abcde"}  # type: ignore[arg-type]
+    loads = [
+        (clients, random_workload(150, per_s, mean_tokens=200.0)) for clients, per_s in ((8, 3.0), (1, 0.5))
+    ]
+    return answers(cost, is_async, api_s, loads)
+
+
+def answers(
+    cost: dict[str, Any], is_async: bool, api_s: float, loads: Sequence[tuple[int, Workload]]
+) -> list[Mixed]:
+    """For each load what is taken for the number of clients, and the requests."""
     scheduler = SCHEDULER | {"max_num_seqs": 64, "async_scheduling": is_async, "api_s": api_s}
     mixed: list[Mixed] = []
-    for num_clients, per_s in ((8, 3.0), (1, 0.5)):
-        workload = random_workload(150, per_s, mean_tokens=200.0)
+    for num_clients, workload in loads:
         requests = Run(make_cluster(replicas=1, scheduler=scheduler, cost=cost), workload).to_end().requests
         began_at = mixed[-1].sent_at + 1000 if mixed else 0.0
         mixed += [
@@ -154,6 +179,63 @@ def loaded(slower: float, is_async: bool = True, api_s: float = API_S) -> list[M
             for one in requests
         ]
     return mixed
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_prompts_that_join_in_the_same_step_are_counted_together(is_async: bool) -> None:
+    """One by one, each of them would seem to be free: the stretch behind the knee came out 40 % too long."""
+    probes = made_probes(is_async, np.random.default_rng(1), step_s=knee_step_s)
+    rng = np.random.default_rng(2)
+    arrived_at = np.sort(np.repeat(3.0 * np.arange(20), 12) + rng.uniform(0, 0.4, 240))
+    bursts = make_workload(arrived_at, rng.integers(32, 400, 240), rng.integers(8, 64, 240))
+    loads = ((12, bursts), (8, random_workload(150, 3.0, mean_tokens=200.0)))
+    fit = fit_probes([*probes, *answers(KNEE, is_async, API_S, loads)], FACTS, 64)
+    tables = cost_tables(fit.cost, None)
+    for num_prompt in (64, 128, 256, 700, 1800):
+        found = tables.stage_s(num_prompt, pairs=num_prompt**2 / 2)
+        assert found == pytest.approx(knee_step_s(num_prompt, 0), rel=0.04)
+    for num_decodes, context in ((8, 500), (64, 300), (128, 300)):
+        found = tables.stage_s(num_decodes=num_decodes, context_tokens=num_decodes * context)
+        assert found == pytest.approx(knee_step_s(0, num_decodes, context), rel=0.04)
+    assert fit.under_load == pytest.approx(1.0, abs=0.01)
+    assert fit.server.async_scheduling == is_async
+
+
+def h200_probes(load: str) -> list[Probe]:
+    """As of a prober of the real H200 of docs/results/gpu.md, which schedules asynchronously."""
+    steps, loads = (ROOT / "benchmarks" / "gpu" / "h200" / name for name in ("steps", "loads"))
+    probes: list[Probe] = [
+        Decode(one["batch"], one["mean_context"], one["step_ms"] / 1e3)
+        for one in pl.read_csv(steps / "decode.csv").rows(named=True)
+    ]
+    for one in pl.read_csv(steps / "prefill.csv").rows(named=True):
+        probes.append(Idle(one["prompt"], one["ttft_ms"] / 1e3))
+    for one in pl.read_csv(steps / "mixed.csv").rows(named=True):
+        plain_s, ttft_s = one["plain_step_ms"] / 1e3, one["ttft_ms"] / 1e3
+        held_up_s = one["step_ms"] / 1e3 - plain_s
+        probes.append(Joined(one["batch"], 150, one["prompt"], ttft_s, held_up_s, plain_s, 2))
+    for one in pl.read_csv(loads / f"load_{load}.csv").rows(named=True):
+        lengths = one["prompt_tokens"], one["output_tokens"]
+        probes.append(Mixed(1, one["arrived_at"], *lengths, one["first_token_at"], one["completed_at"]))
+    return probes
+
+
+@pytest.mark.parametrize("load", ["0.3", "0.6"])
+def test_a_real_server_is_told_apart_by_first_tokens_that_hardly_wait(load: str) -> None:
+    """In seconds, those that wait long decide, at 0.6 for the wrong one."""
+    fit = fit_probes(h200_probes(load), Facts("m", 8192, 16, 57512), 1024)
+    assert fit.server.async_scheduling
+    assert fit.server.api_s == pytest.approx(0.0046, abs=0.001)
+    assert abs(fit.simulated["ttft_mean"]) < 0.05
+    assert abs(fit.simulated["e2e_mean"]) < 0.01
+
+
+def test_first_tokens_that_are_read_one_after_the_other_may_be_of_one_step() -> None:
+    """Also of the step that brought an answer's own first token, which is before its first step counts."""
+    times = (1.0, 1.001, 1.002, 1.05, 1.0502, 1.101)  # steps of 50 ms
+    mixed = [Mixed(6, 0.5, 10 * number, 8, at, 1.5) for number, at in enumerate(times)]
+    joined = [one.joined for one in timed_answers(mixed, 0.05)]
+    assert joined == [((30, 40), (50,))] * 3 + [((50,),)] * 2 + [()]
 
 
 def test_answers_that_come_and_go_agree_with_single_probes_where_nothing_is_shared() -> None:
@@ -248,11 +330,11 @@ def test_a_live_server_is_probed_with_answers_that_come_and_go() -> None:
         found = [one for one in await prober.mixed(8, 1000) if isinstance(one, Mixed)]
         assert len(found) >= 6  # every client at least once, more if the machine lets them
         assert {one.num_clients for one in found} == {6}
-        together = timed_answers(found)
+        together = timed_answers(found, step_s(0, 1))
         assert 1.5 < np.mean([one.num_seqs for one in together]) < 6  # they think for half of the time
         said_s = sum(
             one.num_steps * step_s(0, round(one.num_seqs), one.mean_context)
-            + sum(step_s(prompt, 0) - step_s(0, 0) for prompt in one.joined)
+            + sum(step_s(prompt, 0) - step_s(0, 0) for prompts in one.joined for prompt in prompts)
             for one in together
         )
         seconds = sum(one.seconds for one in together)
@@ -333,6 +415,69 @@ def test_recorded_traffic_gives_a_line(tmp_path: Path) -> None:
         read_traffic(arrivals)
 
 
+def written_traffic(path: Path, **changed: Any) -> Path:
+    """Recorded requests of a server with steps of 10 ms, with other columns."""
+    cost = {"kind": "linear", "a": 0.01, "b": 1e-4, "c": 5e-4}
+    run = Run(make_cluster(replicas=1, cost=cost), random_workload(300, 6.0, mean_tokens=120.0)).to_end()
+    columns = {name: run.requests[name] for name in ("arrived_at", "first_token_at", "completed_at")}
+    columns |= {"num_prefill_tokens": run.requests["num_prefill"]}
+    columns |= {"num_decode_tokens": run.requests["num_decode"]}
+    table = pl.DataFrame(columns).with_columns(**changed)
+    table.write_ndjson(path)
+    return path
+
+
+TIME_COLUMNS = ("arrived_at", "first_token_at", "completed_at")
+DATED = {
+    name: pl.from_epoch((1e6 * (pl.col(name) + 1.7e9)).cast(pl.Int64), "us").dt.strftime("%FT%T%.6f")
+    for name in TIME_COLUMNS
+}
+TEXT = {name: pl.col(name).cast(pl.String) + " " for name in (*TIME_COLUMNS, "num_prefill_tokens")}
+TWICE = {"prompt_tokens": pl.col("num_prefill_tokens")}
+
+
+@pytest.mark.parametrize("changed", [DATED, TEXT, TWICE], ids=["dates", "text", "both names"])
+def test_recorded_traffic_may_hold_dates_and_numbers_as_text(changed: Any, tmp_path: Path) -> None:
+    plain, other = (
+        fit_traffic(read_traffic(written_traffic(tmp_path / name, **columns)))[0]
+        for name, columns in (("plain.jsonl", {}), ("other.jsonl", changed))
+    )
+    for name, value in plain.cost.items():
+        assert other.cost[name] == pytest.approx(value, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"held_s": pl.lit("x")}, "column held_s holds 'x', which is no number"),
+        ({"arrived_at": pl.lit([1.0])}, "column arrived_at holds"),
+        ({"completed_at": pl.lit("2023-02-30 10:00")}, "column completed_at holds '2023-02-30 10:00'"),
+        ({"outcome": pl.lit("failed")}, "none of its 300 requests was completed"),
+        ({"server": pl.lit(None)}, "none of its 300 requests was completed by a server"),
+        ({"first_token_at": pl.lit(None)}, "with all of its times"),
+        ({"completed_at": pl.col("arrived_at") - 1}, "completed_at is before first_token_at in 300 of 300"),
+        ({"first_token_at": pl.col("arrived_at") - 1}, "first_token_at is before arrived_at in 300 of 300"),
+        ({"num_cached_tokens": pl.lit(100_000)}, "num_cached_tokens is more than the prompt in 300 of 300"),
+        ({name: 1000 * pl.col(name) for name in TIME_COLUMNS}, "as if times were not in seconds"),
+    ],
+)
+def test_recorded_traffic_that_cannot_be_is_refused_by_column(
+    changed: Any, message: str, tmp_path: Path
+) -> None:
+    path = written_traffic(tmp_path / "traffic.jsonl", **changed)
+    with pytest.raises(InputError, match=f"--traffic = .*{re.escape(message)}"):
+        read_traffic(path)
+    with pytest.raises(InputError):
+        calibrate(traffic=path, out=tmp_path / "out.yaml")
+    assert not (tmp_path / "out.yaml").exists()
+
+
+def test_answers_that_did_not_stream_tell_nothing_of_steps(tmp_path: Path) -> None:
+    path = written_traffic(tmp_path / "traffic.jsonl", completed_at=pl.col("first_token_at"))
+    with pytest.raises(InputError, match="none of its answers streamed 8 tokens or more"):
+        fit_traffic(read_traffic(path))
+
+
 def test_what_was_cached_costs_nothing(tmp_path: Path) -> None:
     cost = {"kind": "linear", "a": 0.01, "b": 1e-4, "c": 5e-4}
     run = Run(make_cluster(replicas=1, cost=cost), random_workload(600, 6.0, mean_tokens=120.0)).to_end()
@@ -390,7 +535,8 @@ def test_recorded_traffic_tells_the_times_beside_the_steps(is_async: bool, tmp_p
         "num_prefill_tokens": run.requests["num_prefill"],
         "num_decode_tokens": run.requests["num_decode"],
     }
-    other = mine | {"first_token_at": mine["first_token_at"] + rng.uniform(0, 1, len(run.requests))}
+    late_s = rng.uniform(0, 1, len(run.requests))
+    other = mine | {name: mine[name] + late_s for name in ("first_token_at", "completed_at")}
     tables = [pl.DataFrame(one | {"server": name}) for one, name in ((mine, "http://a"), (other, "http://b"))]
     pl.concat(tables).write_ndjson(tmp_path / "traffic.jsonl")
     fit = fit_server(read_traffic(tmp_path / "traffic.jsonl"), "http://a", num_blocks=4000)
@@ -435,6 +581,80 @@ def test_traffic_and_what_the_server_says_make_one_file(tmp_path: Path) -> None:
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be reached"):
         asyncio.run(Server("http://127.0.0.1:9").facts())
+
+
+@contextlib.asynccontextmanager
+async def answering(answers: Mapping[str, str]) -> AsyncIterator[tuple[str, list[str]]]:
+    """A server by the paths it answers, silent on others -> its address, and the heads of requests so far."""
+    heads: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        if (answer := answers.get(heads[-1].split()[1])) is not None:
+            status, _, body = answer.partition(" ")
+            writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+            await writer.drain()
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", heads
+    finally:
+        listener.close()
+        await asyncio.sleep(0.01)  # until all have seen that their clients are gone
+
+
+MODELS = '200 {"data": [{"id": "m", "max_model_len": 2048}]}'
+
+
+def test_the_servers_get_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with answering({"/v1/models": MODELS, "/metrics": "200 ", "/v1/completions": "401 no"}) as (
+            url,
+            heads,
+        ):
+            server = Server(url)
+            assert await server.facts() == Facts("m", 2048, None, None)
+            with pytest.raises(InputError, match=r"fails \(401: no\); set \$POINTSMAN_BACKEND_KEY"):
+                await server.ask("m", 16, 4)
+            assert len(heads) == 3
+            assert all("\r\nauthorization: Bearer secret\r\n" in head for head in heads)
+        async with answering({"/v1/models": "401 no"}) as (url, _):
+            with pytest.raises(InputError, match=r"/v1/models answers 401; set \$POINTSMAN_BACKEND_KEY"):
+                await Server(url).facts()
+
+    monkeypatch.setenv("POINTSMAN_BACKEND_KEY", "secret")
+    asyncio.run(run())
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with answering({}) as (url, _):
+            with pytest.raises(InputError, match=rf"--url = '{url}': cannot be reached \(timed out\)"):
+                await Server(url).facts()
+            with pytest.raises(InputError, match=rf"--url = '{url}': says nothing for 0.3 s of a completion"):
+                await Server(url).ask("m", 20, 4)
+        async with answering({"/v1/models": "200 {}"}) as (url, _):
+            with pytest.raises(InputError, match="names no model"):
+                await Server(url).facts()
+
+    monkeypatch.setattr(probing, "GET_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(probing, "SILENT_S", 0.1)
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize("labels", ["", '{engine="0"}'])
+def test_a_busy_server_is_not_quiet(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        gauges = f"vllm:num_requests_running{labels} 1.0\nvllm:num_requests_waiting{labels} 2.0\n"
+        async with answering({"/metrics": f"200 {gauges}"}) as (url, _):
+            prober = Prober(Server(url), FACTS)
+            assert (await prober.server.gauges())[:2] == (1, 2)
+            assert not await prober._is_quiet()
+
+    monkeypatch.setattr(probing, "QUIET_S", 0.2)
+    asyncio.run(run())
 
 
 def test_nonnegative_least_squares() -> None:

@@ -19,6 +19,7 @@ from pointsman.simulator.cost import (
     stage_time,
 )
 from pointsman.simulator.hardware import Deployment, load_catalogue
+from pointsman.simulator.steps import StepsCost
 from pointsman.spec import Spec, parse_spec
 
 GOLDEN = LinearCost(kind="linear", a=0.0085, b=8.0e-5, c=3.0e-5, d=8.0e-8, e=3.4e-9)
@@ -242,3 +243,13 @@ def test_hardware_costs_need_a_deployment() -> None:
 def test_bad_cost_specs(cost: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_spec(Replica, {"cost": cost})
+
+
+def test_a_curve_that_falls_at_its_end_goes_on_level() -> None:
+    """Continued with its last slope, a step of 4,000 tokens would take less than no time."""
+    spec = parse_spec(StepsCost, {"kind": "steps", "step_s": [[1, 0.02], [64, 0.03], [128, 0.025]]})
+    tables = cost_tables(spec, None)
+    assert tables.stage_s(96) == pytest.approx(0.0275)
+    assert [tables.stage_s(num) for num in (128, 129, 130, 4000)] == [0.025] * 4
+    rising = cost_tables(parse_spec(StepsCost, {"kind": "steps", "step_s": [[1, 0.02], [64, 0.03]]}), None)
+    assert rising.stage_s(127) == pytest.approx(0.04)

@@ -39,6 +39,31 @@ def tiny(**changes: Any) -> LayersCost:
     return parse_spec(LayersCost, TINY | changes, "cluster.cost")
 
 
+FALLING = (
+    {"products": [[1, 2e-4], [64, 3e-4], [128, 2e-4]]},
+    {"head": [[1, 1e-4], [8, 5e-5]]},
+    {"prompt": [[256, 4e-5], [1024, 1e-5]]},
+    {"decode": [[1, 256, 2e-5], [8, 256, 1e-5], [1, 1024, 6e-5], [8, 1024, 3e-5]]},
+    {"decode": [[1, 256, 3e-5], [8, 256, 6e-5], [1, 1024, 1e-5], [8, 1024, 2e-5]]},
+    {"decode": [[1, 256, 1e-5], [8, 256, 3e-5], [1, 1024, 3e-5], [8, 1024, 3.1e-5]]},  # falls in neither
+)
+
+
+@pytest.mark.parametrize("falling", FALLING)
+def test_tables_that_fall_at_their_ends_go_on_level(falling: dict[str, Any]) -> None:
+    """Continued with their last slope, they would make steps take less than no time."""
+    tables = cost_tables(tiny(**falling), deployment())
+    for far in (300, 3000, 30_000):
+        assert tables.stage_s(far) > 1e-3
+        assert tables.stage_s(1, num_seqs=far) > 1e-3
+        assert tables.stage_s(0, 1, far) > 1e-3
+        assert tables.stage_s(0, far, 64 * far) > 1e-3
+        assert tables.stage_s(0, far, far * far) > 1e-3
+        assert tables.stage_s(1, kv_tokens=far) > 1e-3
+        assert tables.stage_s(1, kv_tokens=far, squares=float(far) ** 2) > 1e-3
+    assert cost_tables(tiny(), deployment()).decode_s.shape == (9, 17)  # those that rise stay as they are
+
+
 def test_which_pairs_are_measured_and_how() -> None:
     found = {(one.model, one.tensor_parallel): one.measured_on for one in measured_replicas()}
     assert found == {
