@@ -133,7 +133,7 @@ def _found(planner: Planner, policies: list[str] | None, target_rps: float | Non
         best = best_of(goodputs, BASELINE)
         larger = [Case(planner.with_more(group, 1), specs[best]) for group in range(len(kinds))]
         one_more = dict(zip(kinds, planner.goodputs(larger, advance), strict=True))
-        traffic_rps = planner.own_rate_rps()
+        traffic_rps = planner.own_rate_rps
         target_rps = GROWTH * traffic_rps if target_rps is None else target_rps
         servers = {}
         for group, kind in enumerate(kinds):
@@ -150,6 +150,7 @@ def _found(planner: Planner, policies: list[str] | None, target_rps: float | Non
         "policies": goodputs,
         "one_more": one_more,
         "servers": servers,
+        "is_shared": planner.is_shared,
         "counts": dict(zip(kinds, (group.count for group in config.cluster.groups), strict=True)),
     }
 

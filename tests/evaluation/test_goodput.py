@@ -1,0 +1,59 @@
+"""The searches of `pointsman plan`, on functions that are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from pointsman.evaluation.goodput import HIGHEST_LOAD, _crossings, _Search, first_met
+
+
+@pytest.mark.parametrize("crossing", [0.003, 0.02, 0.2, 0.65, 0.85, 0.95, 0.995])
+def test_a_load_is_found_to_a_hundredth(crossing: float) -> None:
+    search = searched(_Search(HIGHEST_LOAD), crossing)
+    lowest = 0.0 if crossing < 0.005 else search.low
+    assert lowest <= crossing and search.high - search.low <= 0.0101
+    assert crossing <= search.high or search.high == HIGHEST_LOAD
+    assert all(0 < load < HIGHEST_LOAD for load in search.tried)
+    assert len(search.tried) <= 9
+
+
+@pytest.mark.parametrize("crossing", [0.5, 1.4, 3.3, 20.0])
+def test_without_a_bound_it_goes_up_until_it_fails(crossing: float) -> None:
+    search = searched(_Search(math.inf), crossing)
+    assert search.low <= crossing <= search.high <= search.low + 0.01 * max(1.0, search.low) + 1e-9
+
+
+def searched(search: _Search, crossing: float) -> _Search:
+    while (load := search.next_load()) is not None:
+        search.note(load, np.array([1.0 if load <= crossing else 0.5]), 0.99)
+    return search
+
+
+@pytest.mark.parametrize("guess", [-9, 0, 3, 49, 60, 400])
+@pytest.mark.parametrize("fewest", [-3, 1, 49, 50, 300, 512])
+def test_the_fewest_servers_are_found_from_any_guess(guess: int, fewest: int) -> None:
+    """A search of twelve steps from the guess gave up before it was there."""
+    tried: list[int] = []
+
+    def is_met(number: int) -> bool:
+        tried.append(number)
+        return number >= fewest
+
+    assert first_met(is_met, -4, guess, 512) == fewest
+    assert len(tried) <= 20 and min(tried) > -4 and max(tried) <= 512
+
+
+def test_more_than_the_most_are_no_answer() -> None:
+    assert first_met(lambda _: False, -4, 3, 512) is None
+    assert first_met(lambda _: True, -4, 513, 512) is None
+    assert first_met(lambda _: True, 0, 0, 0) is None, "those there are were tried"
+
+
+def test_a_rate_that_nothing_tried_serves_is_not_made_up() -> None:
+    """It was interpolated from 100 % at no traffic at all."""
+    rates = np.array([1.0, 2.0, 4.0])
+    shares = np.array([[0.98, 0.97, 0.9], [1.0, 0.98, 0.5], [1.0, 1.0, 0.995]])
+    assert _crossings(rates, shares, 0.99).tolist() == pytest.approx([0.0, 1.5, 4.0])
