@@ -142,12 +142,12 @@ def compare(
     if as_json:
         print_json(report.results())
     else:
-        _print_report(report, _next_steps(report, scenarios))
+        _print_report(report, _next_steps(report, scenarios, overrides or []))
     if out is not None:
         say_written(out)
 
 
-def _next_steps(report: ComparisonReport, scenarios: Sequence[Scenario]) -> str:
+def _next_steps(report: ComparisonReport, scenarios: Sequence[Scenario], overrides: Sequence[str]) -> str:
     """What to do with the answer."""
     best, _ = report.choice
     serve = f"pointsman serve --policy {best} --backend URL … routes by it"
@@ -155,6 +155,7 @@ def _next_steps(report: ComparisonReport, scenarios: Sequence[Scenario]) -> str:
         return f"Next: {serve}."
     (one,) = scenarios
     where = shlex.quote(str(one.path)) if one.path is not None else f"--scenario {one.name}"
+    where += "".join(f" --set {shlex.quote(override)}" for override in overrides)
     return f"Next: pointsman plan {where} says how much traffic it can take; {serve}."
 
 

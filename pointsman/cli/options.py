@@ -180,16 +180,29 @@ def situations(
 ) -> list[Situation]:
     """Each scenario as it is; of a trace that one of the policies learned on, what was kept of it."""
     from pointsman.experiments.own import kept_text, replayed, report_configs
+    from pointsman.experiments.setting import cluster_text
 
     learned = {name for policy in policies for name in origin_of(policy).sources}
     found = []
     for one in scenarios:
         configs, what = [one.config(seed, overrides) for seed in seeds], one.what
+        if trace := trace_set(configs[0], overrides):
+            what = f"{trace} in place of its own traffic, on {cluster_text(configs[0].cluster)}"
         if replayed(configs[0]) is not None and str(one.path and one.path.resolve()) in learned:
             configs = report_configs(one, seeds, overrides)
             what = kept_text(one, configs[0])
         found.append(Situation(one.name, what, configs, one.folder))
     return found
+
+
+def trace_set(config: Config, overrides: Sequence[str]) -> str | None:
+    """The file that is replayed instead of what a scenario or a file says; None if nobody set one."""
+    from pointsman.experiments.own import replayed
+
+    trace = replayed(config)
+    keys = {override.partition("=")[0].removesuffix(".path") for override in overrides}
+    is_set = not keys.isdisjoint(("workload", "workload.arrivals", "workload.trace"))
+    return Path(trace.path).name if trace is not None and is_set else None
 
 
 def kept_situations(

@@ -34,6 +34,7 @@ from pointsman.cli.options import (
     refuse_seed,
     report_seeds,
     resolve,
+    trace_set,
 )
 from pointsman.errors import InputError
 
@@ -104,6 +105,7 @@ def plan(
             config, share, report_seeds(seeds), base_dir(config_file, scenario), num_threads(threads)
         )
         name = config_file.stem if config_file is not None else scenario or DEFAULT
+        name = trace_set(config, overrides or []) or name
         with policies_of("--policies", split_names(policies)):
             found = _found(planner, split_names(policies), target)
         report = PlanReport(command=command, warnings=warned, name=name, **found)

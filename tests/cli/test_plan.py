@@ -193,3 +193,15 @@ def test_the_baseline_is_best_where_others_serve_as_much() -> None:
     goodputs: Any = {name: SimpleNamespace(rate_rps=rate) for name, rate in rates.items()}
     assert goodput.best_of(goodputs, "least-outstanding") == "least-outstanding"
     assert goodput.best_of(goodputs, "late-binding") == "round-robin"
+
+
+def test_it_names_the_traffic_that_was_set(cli: Cli, tmp_path: Path) -> None:
+    trace = tmp_path / "my.csv"
+    rows = [f"{i / 5},{100 + 50 * (i % 7)},5" for i in range(120)]
+    trace.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]))
+    result = cli("plan", "--set", f"workload.trace={trace}", *QUICK)
+    assert "The traffic of my.csv, 5.00 requests/s" in result.out
+    trace.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows[:1]]))
+    refused = cli("plan", "--set", f"workload.trace={trace}", *QUICK)
+    assert refused.status == 2
+    assert "it has one request, so there is no rate to change; use a longer trace" in refused.err
