@@ -62,7 +62,7 @@ class Goodput:
     capacity_rps: float
     tried_rps: Floats  # [L], ascending
     good_shares: Floats  # [L] of the requests, at each rate; 0 where the queue grows
-    resampled_rps: Floats  # [NUM_RESAMPLES]
+    resampled_rps: Floats  # [NUM_RESAMPLES], NaN where samples do not tell
     num_samples: int  # seeds or blocks
     is_highest_tried: bool  # all that was tried is served in time
 
@@ -274,6 +274,8 @@ class Planner:
         weights = resamples(num_samples) / num_samples
         rate = _crossings(rates, shares.mean(axis=0)[None], self.share)
         spread = _crossings(rates, np.einsum("bs,sl->bl", weights, shares), self.share)
+        if np.ptp(spread) == 0:  # a step between two rates, or none at all: samples say nothing about it
+            spread = np.full_like(spread, math.nan)
         found: Ratio = with_intervals(rate, spread[:, None], num_samples)[0]
         means = shares.mean(axis=0)
         return Goodput(

@@ -150,7 +150,7 @@ def work_peak(work_s: Floats) -> float:
     as usual, do not count: a few requests cannot be shared out evenly."""
     means = work_s.mean(axis=0)
     is_busy = means >= 0.5 * means.mean()
-    return float((work_s.max(axis=0) / means)[is_busy].max())
+    return float((work_s.max(axis=0)[is_busy] / means[is_busy]).max())
 
 
 def measure_requests(requests: Any, slo: SloSpec, ended_at: float | None = None) -> dict[str, float]:

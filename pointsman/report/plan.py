@@ -22,6 +22,7 @@ from pointsman.report.page import Section, escape, page, paragraphs, table, unbr
 from pointsman.report.plots import ROW_HEIGHT, styles
 from pointsman.report.tables import change, direction, listed, markdown, number, percent, sample_text
 
+CLEAR = 1.02  # times as much, two steps of the search: without an interval, less may be chance
 HIGHEST_TRIED, NONE = "highest tried", "none"  # in tables
 POLICY_COLUMNS = ("requests/s", "interval", "of capacity", "change")
 KIND_COLUMNS = ("one more buys", "interval")
@@ -127,7 +128,8 @@ class PlanReport:
             return f"{self.baseline} serves none in time."
         ratio = self.changes[self.best]
         base = number(self.policies[self.baseline].rate_rps)
-        if direction(ratio) < 1:
+        is_more = direction(ratio) > 0 or (math.isnan(ratio.low) and ratio.ratio > CLEAR)
+        if not is_more:
             return f"That is not clearly more than {self.baseline} ({base} requests/s)."
         return f"That is {change(ratio)} against {self.baseline} ({base} requests/s)."
 

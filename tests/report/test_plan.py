@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,14 @@ def test_a_policy_that_serves_none_is_compared_with_nobody() -> None:
     assert plain["change"]["late-binding"] == {"ratio": None, "low": None, "high": None}
     page = found.html()
     assert "least-outstanding: none" in page and "NaN" not in page and "nan" not in page
+
+
+def test_without_an_interval_only_what_is_large_is_more() -> None:
+    unknown = {"resampled_rps": np.full(NUM_RESAMPLES, math.nan)}
+    for rate, said in ((8.1, "not clearly more than least-outstanding"), (12.0, "That is +50 % against")):
+        policies = {"least-outstanding": goodput(8.0), "late-binding": goodput(rate)}
+        policies = {name: replace(one, **unknown) for name, one in policies.items()}
+        assert any(said in line for line in report(policies, 0).verdict.lines)
 
 
 def test_where_no_policy_serves_any_other_servers_may() -> None:
