@@ -240,3 +240,4 @@ def test_work_by_replica_and_minute() -> None:
     assert work_peak(np.array([[9.0, 1.0], [7.0, 0.0]])) == pytest.approx(9 / 8), (
         "a quiet minute does not count"
     )
+    assert work_peak(np.array([[9.0, 0.0], [7.0, 0.0]])) == pytest.approx(9 / 8), "nor one without any work"
