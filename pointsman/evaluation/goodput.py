@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pointsman.config import Config
 from pointsman.errors import InputError, PointsmanWarning
-from pointsman.evaluation.bootstrap import Ratio, resamples, with_intervals
+from pointsman.evaluation.bootstrap import Ratio, expanded_tail, resamples, with_intervals
 from pointsman.evaluation.steady import GROWING, WARM_UP, growth, num_needed, stretch_of
 from pointsman.experiments.capacity import capacity_rps
 from pointsman.experiments.checks import MIN_REQUESTS
@@ -136,13 +136,14 @@ class Planner:
     def goodputs(self, cases: Sequence[Case], advance: Advance | None = None) -> list[Goodput]:
         """All cases step by step together, so that they share the threads."""
         capacities = [self.capacity(case.config) for case in cases]
-        searches = [_Search(math.inf if self.is_shared else HIGHEST_LOAD) for _ in cases]
+        highest = math.inf if self.is_shared else HIGHEST_LOAD
+        searches = [_Search(self.share, highest) for _ in cases]
         num_steps = 0
         while loads := {i: load for i, one in enumerate(searches) if (load := one.next_load()) is not None}:
             rates = [load * capacities[i] for i, load in loads.items()]
             found = self.good_shares([cases[i] for i in loads], rates)
             for (i, load), shares in zip(loads.items(), found, strict=True):
-                searches[i].note(load, shares, self.share)
+                searches[i].note(load, shares)
             num_steps += 1
             if advance and num_steps <= NUM_STEPS:
                 advance(1 / NUM_STEPS)
@@ -316,6 +317,7 @@ def _batches(runs: Iterable[_Run], num_threads: int) -> Iterator[list[_Run]]:
 class _Search:
     """The load at which a case begins to fail, between one that is served and one that is not."""
 
+    wanted: float  # share in time
     high: float
     low: float = 0.0
     tried: dict[float, Floats] = field(default_factory=dict)  # [S] shares in time by load
@@ -328,15 +330,29 @@ class _Search:
             return max(2 * self.high - 1, self.high / 2) if self.high > RESOLUTION else None
         if math.isinf(self.high):
             return 2 * self.low if self.low < HIGHEST_SHARED_LOAD else None
-        is_found = self.high - self.low <= RESOLUTION * max(1.0, self.low)
-        return None if is_found else (self.low + self.high) / 2
+        if self.high - self.low > RESOLUTION * max(1.0, self.low):
+            return (self.low + self.high) / 2
+        lowest = min(self.tried)
+        if lowest <= RESOLUTION or self._is_sure(lowest):
+            return None
+        return max(2 * lowest - 1, lowest / 2)
 
-    def note(self, load: float, shares: Floats, wanted: float) -> None:
+    def note(self, load: float, shares: Floats) -> None:
         self.tried[load] = shares
-        if shares.mean() >= wanted:
-            self.low = load
+        if shares.mean() >= self.wanted:
+            self.low = max(self.low, load)
         else:
             self.high = load
+            self.low = self.low if self.low < load else 0.0
+
+    def _is_sure(self, load: float) -> bool:
+        """What other samples might say of it is known, so that intervals have a lower end."""
+        shares = self.tried[load]
+        count = len(shares)
+        if count == 1:
+            return True
+        drawn = np.einsum("bs,s->b", resamples(count) / count, shares)
+        return bool(np.quantile(drawn, expanded_tail(count)) >= self.wanted)
 
 
 def first_met(is_met: Callable[[int], bool], unmet: int, guess: int, most: int) -> int | None:

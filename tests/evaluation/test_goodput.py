@@ -12,7 +12,7 @@ from pointsman.evaluation.goodput import HIGHEST_LOAD, _crossings, _Search, firs
 
 @pytest.mark.parametrize("crossing", [0.003, 0.02, 0.2, 0.65, 0.85, 0.95, 0.995])
 def test_a_load_is_found_to_a_hundredth(crossing: float) -> None:
-    search = searched(_Search(HIGHEST_LOAD), crossing)
+    search = searched(_Search(0.99, HIGHEST_LOAD), crossing)
     lowest = 0.0 if crossing < 0.005 else search.low
     assert lowest <= crossing and search.high - search.low <= 0.0101
     assert crossing <= search.high or search.high == HIGHEST_LOAD
@@ -22,14 +22,23 @@ def test_a_load_is_found_to_a_hundredth(crossing: float) -> None:
 
 @pytest.mark.parametrize("crossing", [0.5, 1.4, 3.3, 20.0])
 def test_without_a_bound_it_goes_up_until_it_fails(crossing: float) -> None:
-    search = searched(_Search(math.inf), crossing)
+    search = searched(_Search(0.99, math.inf), crossing)
     assert search.low <= crossing <= search.high <= search.low + 0.01 * max(1.0, search.low) + 1e-9
 
 
 def searched(search: _Search, crossing: float) -> _Search:
     while (load := search.next_load()) is not None:
-        search.note(load, np.array([1.0 if load <= crossing else 0.5]), 0.99)
+        search.note(load, np.array([1.0 if load <= crossing else 0.5]))
     return search
+
+
+def test_it_goes_on_until_an_interval_has_a_lower_end() -> None:
+    """Blocks of a trace differ: one of them was late at 0.6, the lowest tried, and intervals began at 0."""
+    search = _Search(0.99, HIGHEST_LOAD)
+    while (load := search.next_load()) is not None:
+        search.note(load, np.where(load > np.array([0.4, *[0.61] * 5]), 0.95, 1.0))
+    assert search.low <= 0.61 <= search.high
+    assert min(search.tried) <= 0.4
 
 
 @pytest.mark.parametrize("guess", [-9, 0, 3, 49, 60, 400])
