@@ -47,7 +47,7 @@ def num_needed(rate_rps: float, load: float) -> float:
 
 
 def stretch_of(spec: WorkloadSpec, rate_rps: float, load: float, own_rate_rps: float) -> Stretch:
-    """Of made-up traffic, at least as much as the file itself asks for."""
+    """How long made-up traffic must go on; at least as long as the file asks for."""
     arrivals = spec.arrivals
     own = spec.requests or (spec.duration_s or 0.0) * own_rate_rps
     if isinstance(arrivals, RampArrivals):  # it rises once, over whatever the file says
