@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from pointsman.evaluation.goodput import HIGHEST_LOAD, _crossings, _Search, first_met
+from pointsman.evaluation.goodput import HIGHEST_LOAD, Goodput, Planner, _crossings, _Search, first_met
+from pointsman.experiments.scenarios import find_scenario
+from pointsman.routing.policy import PolicySpec
 
 
 @pytest.mark.parametrize("crossing", [0.003, 0.02, 0.2, 0.65, 0.85, 0.95, 0.995])
@@ -59,6 +61,24 @@ def test_more_than_the_most_are_no_answer() -> None:
     assert first_met(lambda _: False, -4, 3, 512) is None
     assert first_met(lambda _: True, -4, 513, 512) is None
     assert first_met(lambda _: True, 0, 0, 0) is None, "those there are were tried"
+
+
+def test_no_number_of_servers_serves_more_than_their_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 servers were said to serve 798 requests/s, of which they can do 733: their run was too short."""
+    config = find_scenario("steady-chat").config(0)
+    planner = Planner(config, 0.99, [1000], None, 1)
+    one_s = planner.capacity(config) / 4
+    monkeypatch.setattr(Planner, "good_shares", lambda self, cases, rates: [np.ones(1)] * len(cases))
+    now, one_more = (goodput(count * one_s) for count in (4, 5))
+    for count in (1, 3, 4, 9, 100):
+        target_rps = 0.9 * HIGHEST_LOAD * one_s + (count - 1) * HIGHEST_LOAD * one_s
+        more = planner.servers_for(target_rps, 0, PolicySpec(kind="round-robin"), now, one_more)
+        assert more == count - 4
+
+
+def goodput(capacity_rps: float) -> Goodput:
+    nothing = np.empty(0)
+    return Goodput(0.9 * capacity_rps, 0.0, 0.0, capacity_rps, nothing, nothing, nothing, 1, False)
 
 
 def test_a_rate_that_nothing_tried_serves_is_not_made_up() -> None:
