@@ -148,11 +148,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_documented_commands_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the pages: what one command writes, the next reads."""
-    from pointsman.evaluation import goodput, tune
+    from pointsman.evaluation import steady, tune
 
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(goodput, "REQUESTS_A_REPLICA", 50)
-    monkeypatch.setattr(goodput, "FEWEST_REQUESTS", 50)
+    monkeypatch.setattr(steady, "FEWEST_REQUESTS", 50)
+    monkeypatch.setattr(steady, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(steady, "RELAXATIONS", 0.0)
     monkeypatch.setattr(tune, "REQUESTS_PER_SCORE", 200)
     failed = [one for one in block_commands() if why_not(one) is None and not does_run(one, folder)]
     assert not failed

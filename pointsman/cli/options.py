@@ -187,10 +187,13 @@ def situations(
     It is the same trace in whichever file it is named, and on whichever cluster it is replayed.
     """
     from pointsman.experiments.own import kept_text, report_configs, trace_digest
+    from pointsman.experiments.setting import cluster_text
 
     found = []
     for one in scenarios:
         configs, what = [one.config(seed, overrides) for seed in seeds], one.what
+        if replaced := trace_set(configs[0], overrides):
+            what = f"{replaced} in place of its own traffic, on {cluster_text(configs[0].cluster)}"
         trace = trace_digest(one, overrides)
         compared = [baseline, *(policies if policies is not None else [configs[0].policy.label])]
         if trace is not None and any(trace in _learned_traces(one, configs[0], name) for name in compared):
@@ -225,6 +228,16 @@ def own_policy(scenario: Scenario, config: Config) -> list[str]:
     checkpoint = config.policy.checkpoint
     found = [named] if isinstance(named, str) and is_path(named) else []
     return [*found, *([str(checkpoint)] if checkpoint is not None else [])]
+
+
+def trace_set(config: Config, overrides: Sequence[str]) -> str | None:
+    """The file that is replayed instead of what a scenario or a file says; None if nobody set one."""
+    from pointsman.experiments.own import replayed
+
+    trace = replayed(config)
+    keys = {override.partition("=")[0].removesuffix(".path") for override in overrides}
+    is_set = not keys.isdisjoint(("workload", "workload.arrivals", "workload.trace"))
+    return Path(trace.path).name if trace is not None and is_set else None
 
 
 def kept_situations(

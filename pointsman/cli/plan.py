@@ -34,6 +34,7 @@ from pointsman.cli.options import (
     refuse_seed,
     report_seeds,
     resolve,
+    trace_set,
 )
 from pointsman.errors import InputError
 
@@ -104,6 +105,7 @@ def plan(
             config, share, report_seeds(seeds), base_dir(config_file, scenario), num_threads(threads)
         )
         name = config_file.stem if config_file is not None else scenario or DEFAULT
+        name = trace_set(config, overrides or []) or name
         with policies_of("--policies", split_names(policies)):
             found = _found(planner, split_names(policies), target)
         report = PlanReport(command=command, warnings=warned, name=name, **found)
@@ -133,7 +135,7 @@ def _found(planner: Planner, policies: list[str] | None, target_rps: float | Non
         best = best_of(goodputs, BASELINE)
         larger = [Case(planner.with_more(group, 1), specs[best]) for group in range(len(kinds))]
         one_more = dict(zip(kinds, planner.goodputs(larger, advance), strict=True))
-        traffic_rps = planner.own_rate_rps()
+        traffic_rps = planner.own_rate_rps
         target_rps = GROWTH * traffic_rps if target_rps is None else target_rps
         servers = {}
         for group, kind in enumerate(kinds):
@@ -150,6 +152,7 @@ def _found(planner: Planner, policies: list[str] | None, target_rps: float | Non
         "policies": goodputs,
         "one_more": one_more,
         "servers": servers,
+        "is_shared": planner.is_shared,
         "counts": dict(zip(kinds, (group.count for group in config.cluster.groups), strict=True)),
     }
 

@@ -22,7 +22,8 @@ from pointsman.report.page import Section, escape, page, paragraphs, table, unbr
 from pointsman.report.plots import ROW_HEIGHT, styles
 from pointsman.report.tables import change, direction, listed, markdown, number, percent, sample_text
 
-HOPELESS_SHARE = 0.01  # of capacity: below, nothing is served in time
+CLEAR = 1.02  # times as much, two steps of the search: without an interval, less may be chance
+HIGHEST_TRIED, NONE = "highest tried", "none"  # in tables
 POLICY_COLUMNS = ("requests/s", "interval", "of capacity", "change")
 KIND_COLUMNS = ("one more buys", "interval")
 
@@ -42,6 +43,7 @@ class PlanReport:
     one_more: Mapping[str, Goodput]
     servers: Mapping[str, int | None]  # how many more of a kind the target takes; None: that kind cannot
     counts: Mapping[str, int]  # of each kind, now
+    is_shared: bool  # prompts have prefixes in common
     command: str
     warnings: Sequence[str] = ()
 
@@ -64,8 +66,10 @@ class PlanReport:
         return {name: self._over(one, base) for name, one in self.policies.items()}
 
     def _over(self, one: Goodput, other: Goodput) -> Ratio:
+        if one.serves_none or other.serves_none:
+            return Ratio(math.nan, math.nan, math.nan)
+        ratio = np.array([one.rate_rps / other.rate_rps])
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.array([one.rate_rps / other.rate_rps if other.rate_rps else math.nan])
             samples = np.where(other.resampled_rps > 0, one.resampled_rps / other.resampled_rps, math.nan)
         return with_intervals(ratio, samples[:, None], self.num_samples)[0]
 
@@ -92,7 +96,7 @@ class PlanReport:
     @property
     def is_hopeless(self) -> bool:
         """No policy keeps the service level, however little there is to do."""
-        return self.policies[self.best].load < HOPELESS_SHARE
+        return self.policies[self.best].serves_none
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -104,11 +108,14 @@ class PlanReport:
                 f"Asked for: that {self.level_text}. At {number(float(best.tried_rps[0]))} requests/s it is "
                 f"{percent(float(lowest))}: allow more time (slo.ttft_s, slo.tpot_s), or take faster servers."
             ]
+            if any(more is not None for more in self.servers.values()):
+                details += self._servers_texts()
             return Verdict("worse", sentence, details)
         sentence = f"{self.cluster} serve {number(best.rate_rps)} requests/s in time, routed by {self.best}."
         details = [
             f"In time: {self.level_text}.",
             self._policies_text(),
+            *self._ceiling_texts(),
             self._traffic_text(),
             *self._servers_texts(),
         ]
@@ -117,11 +124,23 @@ class PlanReport:
     def _policies_text(self) -> str:
         if self.best == self.baseline:
             return f"No policy serves more than {self.baseline}."
+        if self.policies[self.baseline].serves_none:
+            return f"{self.baseline} serves none in time."
         ratio = self.changes[self.best]
         base = number(self.policies[self.baseline].rate_rps)
-        if direction(ratio) < 1:
+        is_more = direction(ratio) > 0 or (math.isnan(ratio.low) and ratio.ratio > CLEAR)
+        if not is_more:
             return f"That is not clearly more than {self.baseline} ({base} requests/s)."
         return f"That is {change(ratio)} against {self.baseline} ({base} requests/s)."
+
+    def _ceiling_texts(self) -> list[str]:
+        best = self.policies[self.best]
+        if not best.is_highest_tried:
+            return []
+        return [
+            f"It is the highest rate tried, at {percent(best.load)} of capacity: what is nearer to it does "
+            "not last, as queues grow."
+        ]
 
     def _traffic_text(self) -> str:
         room = self.policies[self.best].rate_rps / self.traffic_rps
@@ -163,23 +182,24 @@ class PlanReport:
         samples = sample_text(self.config, self.seeds, self.num_samples)
         few = ", which are too few to be reliable" if self.num_samples < MIN_SEEDS else ""
         interval = f"{LEVEL * 100:.0f} % intervals over {samples}{few}"
-        return [
+        texts = [
             f"Goodput: the highest rate of arrivals at which {self.level_text}; {interval}. Every policy "
             f"serves the same requests. More servers are judged with {self.best}.",
         ]
+        if self.is_shared:
+            texts.append("Prompts share prefixes; capacity is what the servers do with nothing cached.")
+        return texts
 
     # As tables, files and figures ---------------------------------------------------------------------------
 
     def policy_rows(self) -> list[list[str]]:
         rows = []
         for name, one in self.policies.items():
-            if one.load < HOPELESS_SHARE:
-                rows.append([name, "none", "", "", "baseline" if name == self.baseline else ""])
-                continue
-            base = self.policies[self.baseline]
-            text = change(self.changes[name]) if base.load >= HOPELESS_SHARE else ""
-            text = "baseline" if name == self.baseline else text
-            rows.append([name, number(one.rate_rps), _ends(one.low, one.high), percent(one.load), text])
+            text = "baseline" if name == self.baseline else change(self.changes[name])
+            if one.serves_none:
+                rows.append([name, NONE, "", "", text])
+            else:
+                rows.append([name, number(one.rate_rps), _interval(one), percent(one.load), text])
         return rows
 
     def kind_rows(self) -> list[list[str]]:
@@ -187,8 +207,8 @@ class PlanReport:
         for kind, gain in self.gains.items():
             more, now = self.servers[kind], f"{self.counts[kind]} × {kind}"
             needed = "not enough" if more is None else f"{self.counts[kind] + more} ({_signed(more)})"
-            if self.one_more[kind].load < HOPELESS_SHARE:
-                rows.append([now, "none", "", needed])
+            if self.one_more[kind].serves_none:
+                rows.append([now, NONE, "", needed])
                 continue
             rows.append([now, number(gain.ratio), _ends(gain.low, gain.high), needed])
         return rows
@@ -280,7 +300,7 @@ def _bars(title: str, values: Mapping[str, tuple[float, float, float]], colours:
     bars = []
     for row, (name, (value, low, high)) in enumerate(values.items()):
         interval = (low, high) if math.isfinite(low) and math.isfinite(high) else None
-        text = f"{name}: {number(value)} requests/s {_ends(low, high)}"
+        text = f"{name}: {number(value)} requests/s {_ends(low, high)}" if value else f"{name}: {NONE}"
         bars.append(Bar(row, 0.0, value, colours[name], text, interval))
     known = [part for triple in values.values() for part in triple if math.isfinite(part)]
     x = linear_axis("requests/s", [*known, 0.0], "/s", low=min(0.0, *known))
@@ -295,15 +315,20 @@ def _signed(count: int) -> str:
     return f"{count:+d}".replace("-", "−")
 
 
+def _interval(one: Goodput) -> str:
+    return HIGHEST_TRIED if one.is_highest_tried else _ends(one.low, one.high)
+
+
 def _ends(low: float, high: float) -> str:
     return f"{number(low)} to {number(high)}" if math.isfinite(low) and math.isfinite(high) else ""
 
 
 def _plain(one: Goodput) -> dict[str, Any]:
     return {
-        "goodput_rps": one.rate_rps,
-        "low": one.low,
-        "high": one.high,
+        "goodput_rps": None if one.serves_none else one.rate_rps,
+        "low": None if one.serves_none else one.low,
+        "high": None if one.serves_none else one.high,
+        "is_highest_tried": one.is_highest_tried,
         "capacity_rps": one.capacity_rps,
         "tried_rps": one.tried_rps,
         "good_shares": one.good_shares,

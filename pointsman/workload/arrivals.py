@@ -149,5 +149,4 @@ def _up_the_ramp(spec: RampArrivals, operational: Times, rate_rps: float, length
 
 
 def _ramp_length_s(spec: Rated, rate_rps: float, num_requests: int) -> float:
-    mean_share = (spec.start + spec.end) / 2.0 if isinstance(spec, RampArrivals) else 1.0
-    return num_requests / (rate_rps * mean_share)
+    return num_requests / (rate_rps * spec.mean_share)

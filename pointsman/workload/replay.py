@@ -23,7 +23,7 @@ def replay(
     duration_s: float | None,
 ) -> Workload:
     """The requests of `trace` as `spec` wants them; `rate_rps` is None where its own times are kept."""
-    num_rows = int(trace.request_id.max()) + 1
+    num_rows = num_rows_of(trace)
     if spec.begin > 0.0:
         trace = part_of(trace, spec.begin, 1.0)
     if num_requests is not None:
@@ -36,12 +36,16 @@ def replay(
         trace = part_of(trace, *spec.part)
     num_passes = _num_passes(trace, spec, num_requests, duration_s)
     if num_passes > 1:
-        trace = _repeat(trace, num_passes, num_rows)
+        trace = repeated(trace, num_passes, num_rows)
     end = len(trace) if duration_s is None else np.searchsorted(trace.arrived_at, duration_s, side="right")
     if end == 0:
         remedy = f"the first request of {spec.path} arrives at {trace.arrived_at[0]:g} s: make it longer"
         raise InputError("workload.duration_s", duration_s, "no request arrives in this time", remedy)
     return take(trace, slice(min(int(end), num_requests or len(trace))))
+
+
+def num_rows_of(trace: Workload) -> int:
+    return int(trace.request_id.max()) + 1
 
 
 def part_of(trace: Workload, first: float, last: float) -> Workload:
@@ -116,7 +120,8 @@ def _num_passes(
     return num_passes
 
 
-def _repeat(trace: Workload, num_passes: int, num_rows: int) -> Workload:
+def repeated(trace: Workload, num_passes: int, num_rows: int) -> Workload:
+    """Pass after pass, at its rate; `num_rows` of the source tell the requests of two passes apart."""
     pass_of = np.repeat(np.arange(num_passes), len(trace))
     session = np.tile(trace.session, num_passes)
     num_sessions = int(trace.session.max()) + 1

@@ -46,6 +46,11 @@ class Rated(Spec):
         """The highest sustained rate as a multiple of `load` or `rate`."""
         return 1.0
 
+    @property
+    def mean_share(self) -> float:
+        """The mean rate as a multiple of `load` or `rate`."""
+        return 1.0
+
 
 class PoissonArrivals(Rated):
     kind: Literal["poisson"] = Field("poisson", description="independent arrivals")
@@ -84,6 +89,10 @@ class RampArrivals(Rated):
     @property
     def peak_share(self) -> float:
         return max(self.start, self.end)
+
+    @property
+    def mean_share(self) -> float:
+        return (self.start + self.end) / 2.0
 
 
 class ClosedArrivals(Spec):

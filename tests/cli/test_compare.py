@@ -192,7 +192,15 @@ def test_the_answer_comes_first(cli: Cli) -> None:
     assert lines.startswith(f"{result.json['best']} serves this traffic best: TTFT mean −")
     assert "of what 4 × A100-80 with Llama-3-8B can serve" in lines
     assert lines.endswith(f"serve --policy {result.json['best']} --backend URL … routes by it.")
-    assert "Next: pointsman plan --scenario steady-chat" in lines
+    assert "Next: pointsman plan --scenario steady-chat --set workload.requests=1500 says" in lines
+
+
+def test_it_names_the_traffic_that_was_set(cli: Cli, tmp_path: Path) -> None:
+    config_file(tmp_path, *(f"{i / 5},{100 + 50 * (i % 7)},5" for i in range(60)))
+    traffic = f"workload.trace={tmp_path / 'trace.csv'}"
+    result = cli("compare", "--set", traffic, "--policies", "late-binding", "--seeds", 6, "--json")
+    what = result.json["comparisons"][0]["what"]
+    assert what == "trace.csv in place of its own traffic, on 4 × A100-80 with Llama-3-8B"
 
 
 def test_warnings_are_part_of_the_result(cli: Cli, tmp_path: Path) -> None:
