@@ -24,6 +24,7 @@ from pointsman.router.http.messages import (
     refusal,
 )
 from pointsman.router.http.upstream import UpstreamConnection
+from pointsman.router.replicas.breaker import CLOSED
 from pointsman.router.replicas.registry import Replica
 from pointsman.router.replicas.reports import read_load
 from pointsman.router.requests.booked import EVENT_END, BookedRequest
@@ -35,6 +36,7 @@ from pointsman.routing.records import NEVER
 if TYPE_CHECKING:
     from pointsman.router.requests.proxy import Proxy
 
+_SERVER_ERROR = 500
 _OBJECT_END = b"}\n\n"
 _WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 
@@ -46,6 +48,7 @@ class Exchange(BookedRequest):
         "_client",
         "_connection",
         "_dialling",
+        "_doubted",
         "_has_head",
         "_id_line",
         "_is_paused",
@@ -88,6 +91,7 @@ class Exchange(BookedRequest):
         self._connection: UpstreamConnection | None = None
         self.hedge: Hedge | None = None
         self._was_hedged = False
+        self._doubted: tuple[Replica, ...] = ()  # that have answered 500
         self._is_paused = False
         # The answer.
         self.first_byte_at: float | None = None
@@ -153,12 +157,17 @@ class Exchange(BookedRequest):
         if self.hedge is not None:
             self.hedge.cancel()
         if status in RETRIED_STATUSES:
-            self._proxy.registry.failed(replica, now)
+            self._blame(replica, status, now)
             if self._can_retry():
                 assert self._connection is not None
                 self._connection.abort()
                 self._retry(f"status {status}")
                 return
+        else:
+            if self._doubted:
+                self._others_are_to_blame(now)
+            if not replica.breaker.is_calm:
+                self._proxy.registry.answered(replica, self._ticket)
         self._has_head = True
         for name, value in headers:
             if name == b"content-type":
@@ -207,6 +216,8 @@ class Exchange(BookedRequest):
         if self.hedge is not None:
             self.hedge.cancel()
         self._connection = None
+        if self._doubted:
+            self._others_are_to_blame(monotonic())
         self._completed(data[-8192:])
         self._client.pass_on(head, self._own_lines, data)
 
@@ -218,7 +229,7 @@ class Exchange(BookedRequest):
         if self.hedge is not None:
             self.hedge.cancel()
         if not is_stale:
-            self._proxy.registry.failed(replica, now)
+            self._proxy.registry.failed(replica, now, self._ticket)
         if self._has_head:
             self._let_go(now)
             self._ended(self._status, "cut", now)
@@ -289,6 +300,27 @@ class Exchange(BookedRequest):
 
     # --- within ---
 
+    def _blame(self, replica: Replica, status: int, now: float) -> None:
+        """Count a refusal against the replica.
+
+        A 500 may be the fault of the request: some requests get it everywhere, and must not take one replica
+        after the other out of service. It counts once another replica has answered the request well; or at
+        once, where no other will be asked although there is one, and of a replica that is tried out.
+        """
+        registry = self._proxy.registry
+        is_clear = status != _SERVER_ERROR or replica.breaker.state != CLOSED
+        others = registry.has_candidate(self.model, (replica.slot,))
+        if is_clear or (others and not self._doubted and not self._can_retry()):
+            registry.failed(replica, now, self._ticket)
+        else:
+            self._doubted = (*self._doubted, replica)
+
+    def _others_are_to_blame(self, now: float) -> None:
+        """Somebody answers it well."""
+        for replica in self._doubted:
+            self._proxy.registry.failed(replica, now)
+        self._doubted = ()
+
     def _can_retry(self) -> bool:
         assert self._replica is not None
         proxy = self._proxy
@@ -319,8 +351,7 @@ class Exchange(BookedRequest):
             return
         self._was_hedged = True
         ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
-        replica.num_outstanding += 1
-        replica.num_sent += 1
+        registry.booked(replica, ticket, now)
         self.hedge = Hedge(self._proxy, self, replica, ticket)
 
     def take_over(self, hedge: Hedge) -> None:

@@ -40,7 +40,7 @@ class Hedge(Receiver):
     def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
         assert self.connection is not None
         if status in RETRIED_STATUSES:
-            self._proxy.registry.failed(self.replica, monotonic())
+            self._proxy.registry.failed(self.replica, monotonic(), self.ticket)
             self.cancel()
         else:
             self._exchange.take_over(self)
@@ -54,7 +54,7 @@ class Hedge(Receiver):
 
     def on_failure(self, reason: str, *, is_stale: bool) -> None:
         if not is_stale:
-            self._proxy.registry.failed(self.replica, monotonic())
+            self._proxy.registry.failed(self.replica, monotonic(), self.ticket)
         self.connection = self._dialling = None
         self.cancel()
 
@@ -66,7 +66,7 @@ class Hedge(Receiver):
             self.connection.abort()
         self._exchange.hedge = None
         self._proxy.books.failed(self.ticket, monotonic())
-        self._proxy.registry.released(self.replica, has_succeeded=False)
+        self._proxy.registry.released(self.replica, self.ticket, has_succeeded=False)
         self._proxy.metrics.hedges[LOST] += 1
         self._proxy.dispatcher.wake()
 
