@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Collection
 
 import pytest
 
 from pointsman.router.config import Backend, Reliability
+from pointsman.router.http.upstream import Pool
 from pointsman.router.replicas.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from pointsman.router.replicas.reports import read_load, read_models
 from tests.router import mock as replies
@@ -251,6 +253,31 @@ def test_what_has_become_of_a_replica_that_is_gone_is_not_booked() -> None:
     async def silent(request: Heard, writer: asyncio.StreamWriter) -> bool:
         await asyncio.sleep(10.0)
         return True
+
+    run(scenario)
+
+
+def test_without_file_descriptors_no_server_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        settings = {"breaker_failures": 1, "health_failures": 1}
+        async with cluster(ok, ok, reliability=settings) as c, c.wire() as wire:
+
+            async def connect(pool: object) -> None:
+                raise OSError(errno.EMFILE, "Too many open files")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Pool, "connect", connect)
+                for _ in range(5):
+                    await wire.send(post())
+                    answered = await wire.answer()
+                    assert (answered.status, answered.headers["retry-after"]) == (503, "1")
+                for replica in c.router.registry:
+                    await c.router.watch._check(replica)
+            assert [replica.state for replica in c.router.registry] == ["ready", "ready"]
+            said = [line for line in c.logged() if line["event"] == "no file descriptor left"]
+            assert len(said) == 1 and said[0]["limit"] > 0
+            await wire.send(post())
+            assert (await wire.answer()).status == 200
 
     run(scenario)
 

@@ -25,9 +25,10 @@ from pointsman.router.http.heads import Known, known_head
 from pointsman.router.http.inbox import Inbox, running_inbox
 from pointsman.router.http.limits import Limits
 from pointsman.router.http.messages import EVENT_STREAM, LOAD_REPORT, AnswerHead, Headers, passed_to_client
-from pointsman.router.http.sockets import no_delay
+from pointsman.router.http.sockets import is_out_of_files, no_delay
 from pointsman.router.http.tls import server_side_tls
 
+OUT_OF_FILES = "the router has no file descriptor left"
 _TIMED_OUT = "timed out"
 SILENT, IN_HEAD, IN_BODY, COMPLETE = range(4)
 # How one whole chunk begins, by its length with everything.
@@ -337,7 +338,8 @@ class Pool:
         try:
             connection = await self.connect()
         except OSError as error:
-            receiver.on_failure(f"cannot connect: {_why(error)}", is_stale=False)
+            reason = OUT_OF_FILES if is_out_of_files(error) else f"cannot connect: {_why(error)}"
+            receiver.on_failure(reason, is_stale=False)
         else:
             receiver.on_connected(connection)
 

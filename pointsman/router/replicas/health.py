@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 
 from pointsman.router.config import Reliability
-from pointsman.router.http.fetching import FetchError, fetch
+from pointsman.router.http.fetching import FetchError, OutOfFilesError, fetch
 from pointsman.router.keys import BACKEND_KEY
 from pointsman.router.replicas.registry import Registry, Replica
 from pointsman.router.replicas.reports import read_capacity, read_counters, read_gauges, read_models
@@ -96,6 +96,8 @@ class HealthWatch:
             answer = await fetch(replica.pool, "/health", self._settings.health_timeout_s, self._headers)
             if answer.status >= 500:  # servers without /health answer 404
                 problem = f"answers {answer.status} to /health"
+        except OutOfFilesError:
+            return None
         except FetchError as error:
             problem = f"does not answer ({error})"
         if is_first and problem is not None:

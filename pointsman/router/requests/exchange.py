@@ -23,7 +23,7 @@ from pointsman.router.http.messages import (
     passed_to_client,
     refusal,
 )
-from pointsman.router.http.upstream import UpstreamConnection
+from pointsman.router.http.upstream import OUT_OF_FILES, UpstreamConnection
 from pointsman.router.replicas.breaker import CLOSED
 from pointsman.router.replicas.registry import Replica
 from pointsman.router.replicas.reports import read_load
@@ -228,7 +228,9 @@ class Exchange(BookedRequest):
         self._dialling = self._connection = None
         if self.hedge is not None:
             self.hedge.cancel()
-        if not is_stale:
+        if reason == OUT_OF_FILES:
+            self._proxy.is_out_of_files(now)
+        elif not is_stale:
             self._proxy.registry.failed(replica, now, self._ticket)
         if self._has_head:
             self._let_go(now)
@@ -241,10 +243,7 @@ class Exchange(BookedRequest):
             self._dialling = replica.pool.dial(self)
         else:
             self._let_go(now)
-            is_late = reason == self._proxy.TOO_LATE
-            answer = refusal(
-                504 if is_late else 502, f"replica failed: {reason}", "bad_gateway", code="replica_failed"
-            )
+            answer = self._refusal(reason)
             self._ended(answer.status, "failed", now)
             self._client.answer(answer)
 
@@ -320,6 +319,12 @@ class Exchange(BookedRequest):
         for replica in self._doubted:
             self._proxy.registry.failed(replica, now)
         self._doubted = ()
+
+    def _refusal(self, reason: str) -> Answer:
+        if reason == OUT_OF_FILES:
+            return refusal(503, reason, "service_unavailable", retry_after_s=1)
+        code = 504 if reason == self._proxy.TOO_LATE else 502
+        return refusal(code, f"replica failed: {reason}", "bad_gateway", code="replica_failed")
 
     def _can_retry(self) -> bool:
         assert self._replica is not None

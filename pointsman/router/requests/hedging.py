@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pointsman.router.http.messages import RETRIED_STATUSES, AnswerHead, Headers
-from pointsman.router.http.upstream import Receiver, UpstreamConnection
+from pointsman.router.http.upstream import OUT_OF_FILES, Receiver, UpstreamConnection
 from pointsman.router.replicas.registry import Replica
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Hedge(Receiver):
         self._exchange.on_whole(head, data)
 
     def on_failure(self, reason: str, *, is_stale: bool) -> None:
-        if not is_stale:
+        if not is_stale and reason != OUT_OF_FILES:
             self._proxy.registry.failed(self.replica, monotonic(), self.ticket)
         self.connection = self._dialling = None
         self.cancel()

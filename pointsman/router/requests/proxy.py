@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import resource
 import secrets
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -53,6 +54,7 @@ _OWN = frozenset(
     )
 )
 _NO_LEADER = refusal(503, "the process that counts for all does not answer; ask again", "server_error")
+_SAY_AGAIN_S = 10.0
 _LATENCY_S = np.array(LATENCY_S, np.float64)
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -100,6 +102,7 @@ class Proxy:
         self.hash_prompt = PromptHasher().of_text if is_hashed else None
         self._id_prefix = secrets.token_hex(4)
         self._ids = count(1)
+        self._files_said_at = -math.inf
         self._local: dict[bytes, Callable[[], Answer]] = {
             b"/health": self._health,
             _METRICS: self._metrics,
@@ -177,6 +180,12 @@ class Proxy:
             self.dispatcher.wake()
         if self._ended.add(request, status, outcome, prompt_tokens, output_tokens, now) == MAX_ENDED:
             self.count()
+
+    def is_out_of_files(self, now: float) -> None:
+        """A server could not be dialled for want of a file descriptor: say so once in a while."""
+        if now >= self._files_said_at + _SAY_AGAIN_S:
+            self._files_said_at = now
+            self._log.event("no file descriptor left", limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def count(self) -> None:
         """Metrics, log and record of what has happened. After each exchange this would take twice as long as
