@@ -57,6 +57,11 @@ class Seat:
         return self.directory / "leader"
 
     @property
+    def notes(self) -> Path:
+        """What the leader wrote down for the next one."""
+        return self.directory / "notes"
+
+    @property
     def ready(self) -> Path:
         """Made when the worker listens."""
         return self.directory / f"ready-{self.index}"

@@ -121,7 +121,22 @@ def test_processes_share_port_books_counters_and_commands(tmp_path: Path) -> Non
             assert all(answer.status == 200 for answer in answers)
             await eventually(lambda: len(s.workers()) == 2, 20.0)
 
-    run(scenario, timeout_s=START_S + 60)
+            # So does the one that leads, and what was changed meanwhile stays.
+            await s.command("POST", "/admin/policy", {"policy": "round-robin"})
+            await s.command("POST", "/admin/drain", {"url": b.url})
+            before = await s.command("GET", "/admin/replicas")
+            os.kill(s.workers()[0], signal.SIGKILL)
+            await eventually(lambda: s.log.read_text().count("admin on") == 2, START_S)
+            s.admin_port = int(re.findall(r"http://127\.0\.0\.1:(\d+)/admin/", s.log.read_text())[-1])
+            after = await s.command("GET", "/admin/replicas")
+            assert states_of(after) == states_of(before) == {b.url: "draining", c.url: "ready"}
+            assert (await s.command("GET", "/admin/policy"))["policy"] == "round-robin"
+
+    run(scenario, timeout_s=2 * START_S + 60)
+
+
+def states_of(listed: Any) -> dict[str, str]:
+    return {one["name"]: one["state"] for one in listed["replicas"]}
 
 
 def recorded(path: Path) -> list[Any]:
