@@ -154,16 +154,19 @@ class Exchange(BookedRequest):
         assert replica is not None
         self._moved_at = now = monotonic()
         self._status = status
-        if self.hedge is not None:
-            self.hedge.cancel()
         if status in RETRIED_STATUSES:
-            self._blame(replica, status, now)
+            self.blame(replica, self._ticket, status, now)
+            if self.hedge is not None:
+                self._go_on_with(self.hedge)
+                return
             if self._can_retry():
                 assert self._connection is not None
                 self._connection.abort()
                 self._retry(f"status {status}")
                 return
         else:
+            if self.hedge is not None:
+                self.hedge.cancel()
             if self._doubted:
                 self._others_are_to_blame(now)
             if not replica.breaker.is_calm:
@@ -226,13 +229,13 @@ class Exchange(BookedRequest):
         assert replica is not None
         now = monotonic()
         self._dialling = self._connection = None
-        if self.hedge is not None:
-            self.hedge.cancel()
         if reason == OUT_OF_FILES:
             self._proxy.is_out_of_files(now)
         elif not is_stale:
             self._proxy.registry.failed(replica, now, self._ticket)
-        if self._has_head:
+        if self.hedge is not None:
+            self._go_on_with(self.hedge)
+        elif self._has_head:
             self._let_go(now)
             self._ended(self._status, "cut", now)
             self._client.abort()
@@ -277,7 +280,7 @@ class Exchange(BookedRequest):
         settings, waited_s = self._proxy.settings, now - self._moved_at
         limits, hedge_after_s = settings.limits, settings.reliability.hedge_after_s
         if waited_s > (limits.idle_timeout_s if self._has_head else limits.first_byte_timeout_s):
-            self._stop()
+            self._abort()
             self.on_failure(self._proxy.TOO_LATE, is_stale=False)
         elif hedge_after_s is not None and waited_s > hedge_after_s:
             self._send_to_another(now)
@@ -299,18 +302,19 @@ class Exchange(BookedRequest):
 
     # --- within ---
 
-    def _blame(self, replica: Replica, status: int, now: float) -> None:
+    def blame(self, replica: Replica, ticket: int, status: int, now: float) -> None:
         """Count a refusal against the replica.
 
         A 500 may be the fault of the request: some requests get it everywhere, and must not take one replica
         after the other out of service. It counts once another replica has answered the request well; or at
-        once, where no other will be asked although there is one, and of a replica that is tried out.
+        once, where no other is asked although there is one, and of a replica that is tried out.
         """
         registry = self._proxy.registry
         is_clear = status != _SERVER_ERROR or replica.breaker.state != CLOSED
         others = registry.has_candidate(self.model, (replica.slot,))
-        if is_clear or (others and not self._doubted and not self._can_retry()):
-            registry.failed(replica, now, self._ticket)
+        is_last_word = self.hedge is None and not self._doubted and not self._can_retry()
+        if is_clear or (others and is_last_word):
+            registry.failed(replica, now, ticket)
         else:
             self._doubted = (*self._doubted, replica)
 
@@ -350,17 +354,18 @@ class Exchange(BookedRequest):
         if self._has_head or self._was_hedged or not self._streams or self._replica is None:
             return
         registry, books = self._proxy.registry, self._proxy.books
-        tried = (*self.tried, self._replica.slot)
-        replica = registry.least_outstanding(registry.excluded(self.model, tried, now))
+        excluded = registry.excluded(self.model, (*self.tried, self._replica.slot), now)
+        replica = registry.least_outstanding(excluded)
         if replica is None:
             return
         self._was_hedged = True
+        self.tried = (*self.tried, replica.slot)
         ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
         registry.booked(replica, ticket, now)
-        self.hedge = Hedge(self._proxy, self, replica, ticket)
+        self.hedge = Hedge(self._proxy, self, replica, ticket, now)
 
     def take_over(self, hedge: Hedge) -> None:
-        """The second copy is answered first."""
+        """The second copy is the one that counts."""
         self.hedge = None
         self._stop()
         self._let_go(monotonic())
@@ -370,9 +375,26 @@ class Exchange(BookedRequest):
         if self._is_paused and self._connection is not None:
             self._connection.pause()
 
+    def _go_on_with(self, hedge: Hedge) -> None:
+        """The first copy has failed before the second one did: wait for that, and no longer than for any."""
+        assert self._replica is not None
+        self.tried = (*self.tried, self._replica.slot)
+        self.take_over(hedge)
+        self.num_retries += 1
+        self._was_hedged = self.num_retries >= self._proxy.settings.reliability.max_retries
+        self._status, self._moved_at = 0, hedge.sent_at
+        if hedge.connection is not None:
+            hedge.connection.hand_over(self)
+        else:
+            hedge.stop_dialling()
+            self._dialling = hedge.replica.pool.dial(self)
+
     def _stop(self) -> None:
         if self.hedge is not None:
             self.hedge.cancel()
+        self._abort()
+
+    def _abort(self) -> None:
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling = None

@@ -1,4 +1,8 @@
-"""A second copy of a request that has no answer yet, on another replica: the first answer counts."""
+"""A second copy of a request that has no answer yet, on another replica: the first good answer counts.
+
+one copy ──silence──► two copies ──the second answers well, or the first fails──► the second alone
+                          └───────the first answers well, or the second fails──► the first alone
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,12 @@ WON, LOST = "won", "lost"
 class Hedge(Receiver):
     """Receives the second answer until its head has come; a good one then belongs to the exchange."""
 
-    def __init__(self, proxy: Proxy, exchange: Exchange, replica: Replica, ticket: int) -> None:
+    def __init__(self, proxy: Proxy, exchange: Exchange, replica: Replica, ticket: int, now: float) -> None:
         self._proxy = proxy
         self._exchange = exchange
         self.replica = replica
         self.ticket = ticket  # in the books
+        self.sent_at = now
         self.connection: UpstreamConnection | None = None
         self._dialling: asyncio.Task[None] | None = None
         if replica.pool.idle:
@@ -40,7 +45,7 @@ class Hedge(Receiver):
     def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
         assert self.connection is not None
         if status in RETRIED_STATUSES:
-            self._proxy.registry.failed(self.replica, monotonic(), self.ticket)
+            self._exchange.blame(self.replica, self.ticket, status, monotonic())
             self.cancel()
         else:
             self._exchange.take_over(self)
@@ -58,10 +63,13 @@ class Hedge(Receiver):
         self.connection = self._dialling = None
         self.cancel()
 
-    def cancel(self) -> None:
-        """The other answer came first, or nobody wants one any more."""
+    def stop_dialling(self) -> None:
         if self._dialling is not None:
             self._dialling.cancel()
+
+    def cancel(self) -> None:
+        """The other answer came first, or nobody wants one any more."""
+        self.stop_dialling()
         if self.connection is not None:
             self.connection.abort()
         self._exchange.hedge = None
