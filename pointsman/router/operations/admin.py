@@ -62,6 +62,7 @@ class Admin:
 
     def __init__(self, router: Router, keys: Keys) -> None:
         self._registry = router.registry
+        self._watch = router.watch
         self._decisions = router.decisions
         self._dashboard = dashboard.Dashboard(router)
         self._log = router.log
@@ -138,8 +139,10 @@ class Admin:
     def _list(self, query: dict[str, str], body: Any) -> Any:
         return {"replicas": [replica.as_json() for replica in self._registry]}
 
-    def _add(self, query: dict[str, str], body: Any) -> Any:
-        return self._registry.add(parse_spec(Backend, body), is_returning=True).as_json()
+    async def _add(self, query: dict[str, str], body: Any) -> Any:
+        replica = self._registry.add(parse_spec(Backend, body), is_returning=True)
+        await self._watch.first_look(replica)
+        return replica.as_json()
 
     def _remove(self, query: dict[str, str], body: Any) -> Any:
         if "url" not in query:

@@ -38,6 +38,7 @@ class Replica:
         self.probed_at = 0.0  # when the last of them was sent
         self.num_outstanding = 0
         self.num_sent = 0
+        self.is_new = False  # nobody has looked at it yet
         self.is_healthy = True
         self.is_draining = False
         self.is_leaving = False
@@ -68,6 +69,8 @@ class Replica:
             return "draining"
         if not self.is_healthy:
             return "unhealthy"
+        if self.is_new:
+            return "new"
         return {OPEN: "broken", HALF_OPEN: "probing"}.get(self.breaker.state, "ready")
 
     def as_json(self) -> dict[str, Any]:
@@ -119,6 +122,8 @@ class Registry:
         return {replica.name for replica in self.by_slot.values() if not replica.is_leaving}
 
     def add(self, backend: Backend, *, is_returning: bool = False) -> Replica:
+        """`is_returning`: requests are served already. They go there once it has been looked at (`checked`):
+        it may be down, or lack their models."""
         pool = Pool(
             parse_url(backend.url, "url"), self._settings.limits, backend.ca or self._ca, backend.tls_name
         )
@@ -127,6 +132,7 @@ class Registry:
         slot = self._books.add(backend.url, known_figures(backend.calibration))
         replica = self.by_slot[slot] = Replica(backend, pool, self._settings, slot)
         if is_returning:
+            replica.is_new = True
             replica.returned_at = monotonic()
         self._books.set_accepting(slot, True)
         self._changed(replica, "added")
@@ -190,6 +196,7 @@ class Registry:
             return
         is_alive = problem is None
         replica.problem = problem
+        was_new, replica.is_new = replica.is_new, False
         replica.num_failed_checks = 0 if is_alive else replica.num_failed_checks + 1
         if is_alive and not replica.is_healthy:
             replica.is_healthy = True
@@ -199,6 +206,8 @@ class Registry:
             replica.is_healthy = False
             self._books.was_away(replica.slot)
             self._changed(replica, "unhealthy")
+        elif was_new:
+            self._changed(replica, "healthy")
 
     def set_models(self, replica: Replica, models: dict[str, Any]) -> None:
         if models != replica.models:
