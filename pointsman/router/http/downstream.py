@@ -37,7 +37,9 @@ from pointsman.router.http.framing import (
     HEAD_TOO_LARGE,
     announces_body,
     framing_problem,
+    is_offer,
     malformed,
+    without_offer,
 )
 from pointsman.router.http.heads import Known, known_head
 from pointsman.router.http.inbox import Inbox, running_inbox
@@ -129,7 +131,7 @@ class ClientConnection(asyncio.Protocol):
                 return
         was_in_head = self._reading == IN_HEAD
         try:
-            self._parser.feed_data(data)
+            self._feed(data)
         except httptools.HttpParserError as error:
             cause = error.__context__
             if cause is not None and not isinstance(cause, _RefusedError):
@@ -181,6 +183,18 @@ class ClientConnection(asyncio.Protocol):
             job.cancel()
         self._service.closed(self)
 
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:  # which is not taken up
+                parser, num_read = self._parser, offer.args[0]
+            method, version = parser.get_method(), parser.get_http_version()
+            head = without_offer(method, self._target, version, self._headers)
+            self._parser = httptools.HttpRequestParser(self)
+            data = head + data[num_read:]
+
     # --- what the parser says ---
 
     def on_message_begin(self) -> None:
@@ -210,6 +224,8 @@ class ClientConnection(asyncio.Protocol):
         self._reading = IN_BODY
         parser = self._parser
         version = parser.get_http_version()
+        if parser.should_upgrade() and is_offer(parser.get_method(), self._headers):
+            return
         head = RequestHead(
             parser.get_method(), self._target, self._headers, version == "1.0", parser.should_keep_alive()
         )

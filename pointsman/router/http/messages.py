@@ -22,6 +22,7 @@ JSON = b"application/json"
 HOP_BY_HOP = frozenset(
     (
         b"connection",
+        b"http2-settings",
         b"keep-alive",
         b"proxy-authenticate",
         b"proxy-authorization",
