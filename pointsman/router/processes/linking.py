@@ -13,6 +13,7 @@ import asyncio
 import json
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,13 @@ class Leader:
         router.metrics.add(said["counts"])
         router.metrics.elsewhere[index] = said["now"]
         for replica in router.registry:
-            replica.elsewhere[index] = tuple(said["replicas"].get(replica.name, (0, 0, 0)))
+            replica.elsewhere[index] = (0, 0, 0)
+        for name, is_leaving, numbers in said["replicas"]:
+            same = [replica for replica in router.registry if replica.name == name]
+            # Where a server is back before its old requests have ended, there are two of its name.
+            same.sort(key=lambda replica: replica.is_leaving != is_leaving)
+            for replica in same[:1]:
+                replica.elsewhere[index] = tuple(map(add, replica.elsewhere[index], numbers))
         router.registry.part_with_idle()
 
     def _forget(self, index: int) -> None:
@@ -200,7 +207,7 @@ class Follower:
         if writer.is_closing():  # what nobody hears must be counted the next time
             return
         router = self._router
-        replicas = {one.name: one.numbers for one in router.registry}
+        replicas = [(one.name, one.is_leaving, one.numbers) for one in router.registry]
         now = {"held": router.metrics.num_held, "clients": router.metrics.num_clients}
         counts = router.metrics.take()
         _write(writer, {"index": self._index, "counts": counts, "replicas": replicas, "now": now})

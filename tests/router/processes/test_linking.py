@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from pointsman.router.config import Backend
 from pointsman.router.processes.linking import Follower, Leader
 from pointsman.router.replicas.discovery import Discovery, SourceError
 from tests.router.harness import cluster, get, metric_values, run, until
-from tests.router.mock import ok
+from tests.router.mock import gated, ok
 
 
 def test_followers_learn_what_has_changed_of_a_replica(tmp_path: Path) -> None:
@@ -28,6 +30,52 @@ def test_followers_learn_what_has_changed_of_a_replica(tmp_path: Path) -> None:
                 await until(lambda: any(one.backend.calibration for one in theirs))
                 assert theirs.find(url).is_draining
                 assert len(theirs) == 1
+            finally:
+                running.cancel()
+                leader.close()
+                await asyncio.wait([running])
+
+    run(scenario)
+
+
+def test_a_server_that_is_back_before_its_requests_have_ended_counts_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with cluster(gated) as leading, cluster(gated) as following:
+            ours, theirs = leading.router.registry, following.router.registry
+            leader = Leader(leading.router, tmp_path / "leader", tmp_path / "notes")
+            await leader.start()
+            follower = Follower(following.router, tmp_path / "leader", 1)
+            running = asyncio.ensure_future(follower.run())
+            (url,) = ours.names()
+
+            async def outstanding() -> float:
+                text = (await following.ask(get("/metrics"))).body
+                samples = [
+                    sample
+                    for family in text_string_to_metric_families(text.decode())
+                    for sample in family.samples
+                    if sample.name == "pointsman_replica_outstanding" and sample.labels["replica"] == url
+                ]
+                (only,) = samples
+                return only.value
+
+            try:
+                await until(lambda: theirs.names() == {url})
+                asked = [asyncio.ensure_future(c.ask()) for c in (following, following, leading)]
+                await until(lambda: leading.num_heard == [3])
+                assert await outstanding() == 3
+                for _ in range(2):
+                    ours.remove(url)
+                    await until(lambda: not theirs.names())
+                    ours.add(Backend(url=url))
+                    await until(lambda: theirs.names() == {url})
+                    asked.extend([asyncio.ensure_future(c.ask()) for c in (following, leading)])
+                    await until(lambda: leading.num_heard == [len(asked)])
+                    assert await outstanding() == len(asked)
+                leading.mocks[0].gate.set()
+                assert [(await one).status for one in asked] == [200] * len(asked)
+                assert await outstanding() == 0
+                assert len(ours) == len(theirs) == 1
             finally:
                 running.cancel()
                 leader.close()
