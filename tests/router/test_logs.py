@@ -49,6 +49,20 @@ def test_every_request_has_an_id_and_a_log_line() -> None:
     run(scenario)
 
 
+def test_answers_of_the_router_itself_have_an_id_too() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            unknown = {"model": "no-such", "messages": []}
+            for body, code in ((b"{", 400), (unknown, 404)):
+                answered = await c.ask(post(body, headers="x-request-id: mine\r\n"))
+                assert (answered.status, answered.headers["x-request-id"]) == (code, "mine")
+                assert (await c.ask(post(body))).headers["x-request-id"]
+            c.router.registry.drain(c.mocks[0].url, True)
+            assert (await c.ask(post(headers="x-request-id: mine\r\n"))).headers["x-request-id"] == "mine"
+
+    run(scenario)
+
+
 def test_log_lines_are_written_whole_a_page_at_a_time() -> None:
     """Several processes may write to one pipe: up to 4 KiB arrive in one piece."""
 

@@ -26,6 +26,7 @@ BROKEN: dict[str, Behaviour] = {
     "closed before the head": raw(b""),
     "half a head": raw(b"HTTP/1.1 200 OK\r\ncontent-le"),
     "not HTTP": raw(b"hello\r\n\r\n"),
+    "no status": raw(b"HTTP/1.1 099 Odd\r\ncontent-length: 0\r\n\r\n"),
     "broken chunk": raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalfXX"),
     "hang": hang,
 }

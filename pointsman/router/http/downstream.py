@@ -1,7 +1,7 @@
 """One client connection: parses requests, answers them in order, refuses what is malformed.
 
 A request is handed on when it is complete, because its body decides where it goes and may have to be sent
-twice. Requests that arrive while another is being answered wait, and with them the socket.
+twice. Requests that arrive while another is being answered wait, and with a second of them the socket.
 
 The end of a client's stream may mean "I said all I have to say" or "I am gone": TCP does not tell. After it,
 an interim `100 Continue`, which every HTTP/1.1 client has to ignore, is sent a few times. A client that is
@@ -58,6 +58,7 @@ from pointsman.router.http.messages import (
 from pointsman.router.http.service import Job, Service
 from pointsman.router.http.sockets import no_delay
 
+_MAX_READY = 2  # requests that wait for their turn; behind one, the end of the client's stream is still seen
 _NUM_PROBES = 3
 _LINGER_S = 1.0
 _CONTINUE_EXPECTED = b"100-continue"
@@ -420,7 +421,7 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._is_advancing = False
         self._continue()
-        should_pause = bool(self._ready)
+        should_pause = len(self._ready) >= _MAX_READY
         if should_pause != self._is_reading_paused and self._ending != LOST:
             self._is_reading_paused = should_pause
             if should_pause:

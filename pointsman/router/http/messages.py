@@ -51,6 +51,9 @@ class Answer(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     closes: bool = False  # nothing more is read from this connection
 
+    def with_header(self, name: bytes, value: bytes) -> Answer:
+        return self._replace(headers=(*self.headers, (name, value)))
+
 
 class RequestHead:
     """What a request says before its body. Several requests may have the same."""

@@ -35,8 +35,8 @@ SILENT, IN_HEAD, IN_BODY, COMPLETE = range(4)
 _CHUNK_STARTS = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 1 << 13)}
 
 
-class _UnknownEncodingError(Exception):
-    """Stops the parser."""
+class _NoAnswerError(Exception):
+    """Stops the parser: what comes cannot be passed on."""
 
 
 class Receiver(Protocol):
@@ -196,6 +196,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._progress == COMPLETE:
             return
         self._status = self._parser.get_status_code()
+        if self._status < 100:
+            raise _NoAnswerError
         if self._status < 200:
             return
         self._progress = IN_BODY
@@ -206,7 +208,7 @@ class UpstreamConnection(asyncio.Protocol):
                 length = int(value)
             elif name == b"transfer-encoding":
                 if value.lower() != b"chunked":  # we asked for nothing else, and cannot undo it
-                    raise _UnknownEncodingError
+                    raise _NoAnswerError
                 is_chunked = True
         self._is_between_chunks = is_chunked
         is_bodiless = self._is_for_head or self._status in (204, 304)

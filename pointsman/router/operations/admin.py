@@ -39,6 +39,7 @@ from pointsman.router.server import Router
 from pointsman.spec import Spec, parse_spec
 
 _NUM_DECISIONS = 20
+_MAX_DIGITS = 9
 _PAGE = b"/dashboard"  # it holds no data, and a browser cannot send a key before it has the page
 
 
@@ -177,7 +178,7 @@ class Admin:
         if (request_id := query.get("request")) is not None:
             return {"decisions": [decision._asdict() for decision in self._decisions.find(request_id)]}
         text = query.get("last", str(_NUM_DECISIONS))
-        if not text.isdecimal():
+        if not text.isdecimal() or len(text) > _MAX_DIGITS:
             raise InputError("last", text, "is not a number of decisions", "use a whole number from 1")
         decisions = [decision._asdict() for decision in self._decisions.last(max(1, int(text)))]
         return {"decisions": decisions, "last": self._decisions.explain()}

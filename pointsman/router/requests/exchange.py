@@ -121,7 +121,7 @@ class Exchange(BookedRequest):
     def refuse(self, answer: Answer) -> None:
         """No replica will get this request."""
         self._ended(answer.status, "refused", monotonic())
-        self._client.answer(answer)
+        self._answer(answer)
 
     # --- what the upstream connection says ---
 
@@ -248,7 +248,7 @@ class Exchange(BookedRequest):
             self._let_go(now)
             answer = self._refusal(reason)
             self._ended(answer.status, "failed", now)
-            self._client.answer(answer)
+            self._answer(answer)
 
     # --- what the client connection says ---
 
@@ -296,9 +296,7 @@ class Exchange(BookedRequest):
         if self._has_head:
             self._client.abort()
         else:
-            self._client.answer(
-                refusal(503, "the router is shutting down", "service_unavailable", closes=True)
-            )
+            self._answer(refusal(503, "the router is shutting down", "service_unavailable", closes=True))
 
     # --- within ---
 
@@ -323,6 +321,9 @@ class Exchange(BookedRequest):
         for replica in self._doubted:
             self._proxy.registry.failed(replica, now)
         self._doubted = ()
+
+    def _answer(self, answer: Answer) -> None:
+        self._client.answer(answer.with_header(b"x-request-id", self.request_id.encode()))
 
     def _refusal(self, reason: str) -> Answer:
         if reason == OUT_OF_FILES:

@@ -126,7 +126,7 @@ class Proxy:
         local = self._local.get(head.path)
         if local is not None:
             if head.method not in (b"GET", b"HEAD"):
-                client.answer(_with(refusal(405, "read only"), b"allow", b"GET, HEAD"))
+                client.answer(refusal(405, "read only").with_header(b"allow", b"GET, HEAD"))
             elif head.path == _METRICS and self.ask_leader is not None:
                 return Later(self._all_metrics(self.ask_leader), client)
             else:
@@ -139,7 +139,7 @@ class Proxy:
         facts = read_facts(wish, request.body)
         if not isinstance(facts, RequestFacts):
             self.metrics.requests[NO_REPLICA, NO_POLICY, facts.status] += 1
-            client.answer(facts)
+            client.answer(facts.with_header(b"x-request-id", self.id_of(wish).encode()))
             return None
         exchange = Exchange(self, client, request, facts)
         self.active.add(exchange)
@@ -248,7 +248,3 @@ class Proxy:
         for replica in self.registry:
             models = (replica.models or {}) | models
         return json_answer({"object": "list", "data": list(models.values())})
-
-
-def _with(answer: Answer, name: bytes, value: bytes) -> Answer:
-    return answer._replace(headers=((name, value),))

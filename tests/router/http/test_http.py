@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.router import mock as replies
 from tests.router.harness import CHAT, Cluster, Wire, cluster, get, post, run, small_wire, until
-from tests.router.mock import Heard, Mock, gated, ok, respond
+from tests.router.mock import Heard, Mock, gated, hang, ok, respond
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\n".encode()
 BODY = b'{"model": "m", "messages": []}'
@@ -181,6 +181,22 @@ def test_a_half_closed_client_gets_its_answer() -> None:
                     answers.append(answered.status)
             assert answers == [200, 200]
             assert await wire.is_closed()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_aborted", [False, True], ids=["closes", "aborts"])
+def test_a_client_that_leaves_with_a_second_request_asked_is_noticed(is_aborted: bool) -> None:
+    async def scenario() -> None:
+        async with cluster(hang) as c:
+            async with c.wire() as wire:
+                await wire.send(post() + post())
+                await until(lambda: c.num_heard == [1])
+                if is_aborted:
+                    wire.writer.transport.abort()
+            await until(lambda: c.mocks[0].num_aborted == 1)
+            await until(lambda: not c.router.proxy.active)
+            assert c.num_heard == [1]
 
     run(scenario)
 
