@@ -26,7 +26,6 @@ BROKEN: dict[str, Behaviour] = {
     "closed before the head": raw(b""),
     "half a head": raw(b"HTTP/1.1 200 OK\r\ncontent-le"),
     "not HTTP": raw(b"hello\r\n\r\n"),
-    "no status": raw(b"HTTP/1.1 099 Odd\r\ncontent-length: 0\r\n\r\n"),
     "broken chunk": raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalfXX"),
     "hang": hang,
 }
@@ -54,6 +53,17 @@ def test_a_failure_before_the_first_byte_is_repaired_elsewhere(broken: Behaviour
             assert c.mocks[0].heard[0].body == c.mocks[1].heard[0].body
             assert sum(c.router.metrics.retries.values()) == 1
             assert c.books.of_kind("failed") == [("failed", 0)]
+
+    run(scenario)
+
+
+def test_a_status_that_is_none_is_no_answer() -> None:
+    odd = raw(b"HTTP/1.1 099 Odd\r\ncontent-length: 0\r\n\r\n", closes=False)
+
+    async def scenario() -> None:
+        async with cluster(odd, ok) as c:
+            always_first(c)
+            assert (await c.ask()).status == 200
 
     run(scenario)
 

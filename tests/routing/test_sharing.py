@@ -87,7 +87,7 @@ def test_too_many_servers_for_shared_books_are_refused(tmp_path: Path) -> None:
     books = Books(0.0, SharedBooks(tmp_path / "books", 2), 0)
     for n in range(MAX_REPLICAS):
         books.add(str(n))
-    with pytest.raises(InputError, match="cannot be shared"):
+    with pytest.raises(InputError, match="that can be shared"):
         books.add("one more")
     assert len(books.slots) == MAX_REPLICAS
 
