@@ -80,6 +80,7 @@ def emulate(
 
     from pointsman.emulator.cluster import Emulator, EmulatorSpec
     from pointsman.emulator.engine import load_engine
+    from pointsman.router.http.sockets import raise_file_limit
     from pointsman.spec import parse_spec
 
     named = _devices(replicas, device, devices)
@@ -99,6 +100,7 @@ def emulate(
         "port": port,
         "admin_port": max(0, port - 1) if admin_port is None else admin_port,
     }
+    raise_file_limit()
     with compilation_announced():
         emulator = Emulator(parse_spec(EmulatorSpec, fields))
         load_engine()

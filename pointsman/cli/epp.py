@@ -77,6 +77,7 @@ def epp(
     import hpack  # noqa: F401  # says at the start if it is missing
     import uvloop
 
+    from pointsman.router.http.sockets import raise_file_limit
     from pointsman.router.main import serve_forever
     from pointsman.router.ports import Ports
 
@@ -96,5 +97,6 @@ def epp(
         share=store_address(share, share_ca),
         is_quiet=is_quiet,
     )
+    raise_file_limit()
     with compilation_announced():
         uvloop.run(serve_forever(options, say, sys.stderr))

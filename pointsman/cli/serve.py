@@ -84,6 +84,7 @@ def serve(
     """
     import uvloop
 
+    from pointsman.router.http.sockets import raise_file_limit
     from pointsman.router.main import serve_forever
     from pointsman.router.ports import Ports
     from pointsman.router.processes.workers import own_seat, supervise
@@ -109,5 +110,6 @@ def serve(
         drain_s = parsed.limits.drain_timeout_s
         status = supervise(context.obj, workers, host, port, record, drain_s, say)
         raise typer.Exit(status)
+    raise_file_limit()
     with compilation_announced():
         uvloop.run(serve_forever(options, say, sys.stderr, seat))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import ssl
 import sys
 import time
@@ -36,6 +37,7 @@ Level = Literal["ok", "warning", "problem"]
 HERE = "this machine"
 TIMEOUT_S = 5.0
 MAX_ANSWER_S = 0.5  # of /health, before a server counts as slow
+MIN_FILES = 4096  # of a router
 MAX_CLOCK_S = 2.0  # a Date header is cut to whole seconds, and may be a second old
 
 
@@ -86,7 +88,17 @@ def examine(
 def examine_here(policy: str) -> list[Checkup]:
     python = ".".join(map(str, sys.version_info[:3]))
     version = Checkup(HERE, "version", "ok", f"pointsman {__version__}, Python {python}")
-    return [version, _policy(policy)]
+    return [version, _policy(policy), _files()]
+
+
+def _files() -> Checkup:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if limit == resource.RLIM_INFINITY:
+        return Checkup(HERE, "open files", "ok", "no limit")
+    what = f"at most {limit:,}: about {limit // 2:,} streams at once"
+    if limit < MIN_FILES:
+        return Checkup(HERE, "open files", "warning", what, "raise it for the router: ulimit -Hn")
+    return Checkup(HERE, "open files", "ok", what)
 
 
 def _policy(policy: str) -> Checkup:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import stat
 import sys
 from functools import lru_cache
@@ -28,6 +29,7 @@ from pointsman.router.telemetry.lines import Lines
 
 _MAX_BUFFERED = 1000
 _MAX_PIPED = 4096  # bytes at once, so that lines of other processes come between, not into them
+_MAX_PATH = 500  # characters: a line fits into a page
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -35,7 +37,9 @@ class Log:
     def __init__(self, stream: TextIO, *, has_requests: bool = True) -> None:
         self._stream = stream
         self._has_requests = has_requests
-        self._max_written = sys.maxsize if _is_file(stream) else _MAX_PIPED  # a file takes all in one piece
+        is_file = _is_file(stream)
+        self._max_written = sys.maxsize if is_file else _MAX_PIPED  # a file takes all in one piece
+        self._room = None if is_file else _poll(stream)
         self._lines = _request_lines()
         self._encoded: list[bytes] = []
         self._num_lines = 0  # in there
@@ -66,27 +70,37 @@ class Log:
             self.flush()
 
     def flush(self) -> None:
-        """A full disk must not stop the router: what cannot be written is lost, and the next line says so."""
+        """Neither a full disk nor a pipe that nobody reads may stop the router: what cannot be written is
+        lost, and the next line says so."""
         encoded, self._encoded = self._encoded, []
-        num_lost = self._num_lost + self._num_lines
         self._num_lines = 0
         if self._num_lost:
             encoded.insert(0, _event("log lines lost", count=self._num_lost))
-        try:
-            self._write(b"".join(encoded))
-            self._num_lost = 0
-        except OSError:
-            self._num_lost = num_lost
+        data = b"".join(encoded)
+        num_written = self._write(data)
+        num_unwritten = data.count(b"\n", num_written)
+        if num_written == 0 and self._num_lost:  # not even the line that counts them
+            self._num_lost += num_unwritten - 1
+        else:
+            self._num_lost = num_unwritten
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> int:
+        """-> how much of it has gone."""
         start = 0
         while start < len(data):
+            # Without waiting: a pipe or a socket that can be written to takes a page.
+            if self._room is not None and not self._room.poll(0):
+                break
             end = data.rfind(b"\n", start, start + self._max_written)
             if end < 0:  # a line that is longer
                 end = data.find(b"\n", start)
-            self._stream.write(data[start : end + 1].decode())
-            self._stream.flush()
+            try:
+                self._stream.write(data[start : end + 1].decode())
+                self._stream.flush()
+            except OSError:
+                break
             start = end + 1
+        return start
 
 
 def _request_lines() -> Lines:
@@ -112,6 +126,17 @@ def _is_file(stream: TextIO) -> bool:
         return False
 
 
+def _poll(stream: TextIO) -> select.poll | None:
+    """What tells whether there is room; None: it is no stream of the system's."""
+    try:
+        number = stream.fileno()
+    except OSError:
+        return None
+    room = select.poll()
+    room.register(number, select.POLLOUT)
+    return room
+
+
 def _event(event: str, **about: Any) -> bytes:
     return _encode({"time": microseconds(time()), "event": event, **about}) + b"\n"
 
@@ -120,6 +145,8 @@ def _event(event: str, **about: Any) -> bytes:
 def _before(kind: Kind) -> str:
     """What stands between the id and the numbers."""
     path, status, outcome, replica, policy, *_ = kind
+    if len(path) > _MAX_PATH:
+        path = path[:_MAX_PATH] + "…"
     about = {"path": path, "status": status, "outcome": outcome, "replica": replica, "policy": policy}
     return f'",{json.dumps(about, separators=(",", ":"))[1:-1]},"ttft_s":'
 

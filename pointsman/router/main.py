@@ -135,7 +135,7 @@ async def serve_forever(
         loop.add_reader(seat.parent, stopped.set)  # readable when the parent is gone
         seat.ready.touch()
     if control.admin_url is not None:
-        about = f"policy {options.policy}, {counted(len(router.registry), 'server')}"
+        about = f"policy {router.decisions.policy}, {counted(len(router.registry), 'server')}"
         if envoy is None:
             say(f"listening on {public.url(port)}/v1, {about}")
         else:
@@ -167,15 +167,23 @@ class _Leading:
         self._router = router
         self._listening = listening
         self._admin = Admin(router, listening.keys)
-        self._leader = Leader(router, seat.leader) if seat is not None else None
+        source = options.source
+        self._discovery: Discovery | None = None
+        if source is not None:
+            interval_s = options.settings.discovery_interval_s
+            self._discovery = Discovery(source, router.registry, router.log, interval_s)
+        self._leader: Leader | None = None
+        if seat is not None:
+            found = self._discovery.found if self._discovery is not None else tuple
+            self._leader = Leader(router, seat.leader, seat.notes, found)
         self._looking: asyncio.Task[None] | None = None
         self.admin_url: str | None = None
 
     async def start(self) -> None:
-        options, router = self._options, self._router
-        if options.source is not None:
-            interval_s = options.settings.discovery_interval_s
-            discovery = Discovery(options.source, router.registry, router.log, interval_s)
+        options, discovery = self._options, self._discovery
+        found_before = self._leader.take_over() if self._leader is not None else []
+        if discovery is not None:
+            discovery.was_found(found_before)
             await discovery.look()
             self._looking = asyncio.get_running_loop().create_task(discovery.run())
         listening = self._listening

@@ -51,6 +51,9 @@ class Request:
     prompt: str | Sequence[int] | None = None  # its text or its token ids: what may be cached somewhere
     links: bytes = b""  # of the prompt: written by the first decision, or `links_of_blocks`
 
+    def __post_init__(self) -> None:
+        self.prompt_tokens = max(1, self.prompt_tokens)  # a prompt that seems empty has a token, too
+
 
 def session_number(name: str) -> int:
     """A session as policies know it."""
@@ -83,6 +86,11 @@ class Core:
         self._hasher = PromptHasher()
         self._slots: dict[str, int] = {}
         self._names: dict[int, str] = {}
+        self._tickets: dict[int, int] = {}  # those of the books, which are used again, by our own
+        self._started: set[int] = set()  # our own that have their first token
+        self._num_tickets = 0
+        if isinstance(replicas, str):
+            raise InputError("replicas", replicas, "is one name", f"write {[replicas]}")
         known = replicas if isinstance(replicas, Mapping) else dict.fromkeys(replicas)
         for name, figures in known.items():
             self.add(name, figures)
@@ -168,16 +176,30 @@ class Core:
         return min(waiting, key=turn_at)
 
     def sent(self, request: Request, replica: str, streams: bool = True, now: float | None = None) -> int:
-        """-> a ticket for this sending. `streams`: its tokens will be seen one by one."""
+        """-> a ticket for this sending and no other. What is said of it after its end counts for nothing.
+
+        `streams`: its tokens will be seen one by one.
+        """
         slot = self._slot(replica)
-        return self._books.sent(slot, request.prompt_tokens, _clock(now), streams, request.links)
+        booked = self._books.sent(slot, request.prompt_tokens, _clock(now), streams, request.links)
+        self._num_tickets += 1
+        self._tickets[self._num_tickets] = booked
+        return self._num_tickets
 
     def first_token(self, ticket: int, now: float | None = None) -> None:
-        self._books.first_token(ticket, _clock(now))
+        """Once for each ticket: the second time counts for nothing."""
+        booked = self._booked(ticket)
+        if booked is not None and ticket not in self._started:
+            self._started.add(ticket)
+            self._books.first_token(booked, _clock(now))
 
     def tokens(self, ticket: int, count: int, now: float | None = None) -> None:
         """More tokens, the first not among them."""
-        self._books.tokens(ticket, count, _clock(now))
+        booked = self._booked(ticket)
+        if booked is not None:
+            at = _clock(now)
+            self.first_token(ticket, at)  # if nobody has said so
+            self._books.tokens(booked, count, at)
 
     def finished(
         self,
@@ -188,11 +210,15 @@ class Core:
         now: float | None = None,
     ) -> None:
         """Tokens as the server counted them, where it did: `usage`, with `prompt_tokens_details`."""
-        self._books.finished(ticket, _clock(now), prompt_tokens, output_tokens, cached_tokens)
+        booked = self._close(ticket)
+        if booked is not None:
+            self._books.finished(booked, _clock(now), prompt_tokens, output_tokens, cached_tokens)
 
     def failed(self, ticket: int, now: float | None = None) -> None:
         """Refused, broken off, or given up by its client."""
-        self._books.failed(ticket, _clock(now))
+        booked = self._close(ticket)
+        if booked is not None:
+            self._books.failed(booked, _clock(now))
 
     def scraped(
         self,
@@ -227,6 +253,18 @@ class Core:
         if isinstance(prompt, str):
             return self._hasher.of_text(prompt.encode(), prompt_tokens)
         return self._hasher.of_tokens(prompt)
+
+    def _booked(self, ticket: int) -> int | None:
+        """The ticket of the books; None: the sending is over."""
+        if not 0 < ticket <= self._num_tickets:
+            raise InputError("ticket", ticket, "was never given", "use what `sent` returns")
+        return self._tickets.get(ticket)
+
+    def _close(self, ticket: int) -> int | None:
+        booked = self._booked(ticket)
+        self._tickets.pop(ticket, None)
+        self._started.discard(ticket)
+        return booked
 
     def _slot(self, replica: str) -> int:
         if replica not in self._slots:

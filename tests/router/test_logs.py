@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,20 @@ def test_every_request_has_an_id_and_a_log_line() -> None:
     run(scenario)
 
 
+def test_answers_of_the_router_itself_have_an_id_too() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            unknown = {"model": "no-such", "messages": []}
+            for body, code in ((b"{", 400), (unknown, 404)):
+                answered = await c.ask(post(body, headers="x-request-id: mine\r\n"))
+                assert (answered.status, answered.headers["x-request-id"]) == (code, "mine")
+                assert (await c.ask(post(body))).headers["x-request-id"]
+            c.router.registry.drain(c.mocks[0].url, True)
+            assert (await c.ask(post(headers="x-request-id: mine\r\n"))).headers["x-request-id"] == "mine"
+
+    run(scenario)
+
+
 def test_log_lines_are_written_whole_a_page_at_a_time() -> None:
     """Several processes may write to one pipe: up to 4 KiB arrive in one piece."""
 
@@ -63,14 +78,40 @@ def test_log_lines_are_written_whole_a_page_at_a_time() -> None:
     stream = Pages()
     log = Log(stream)
     log.requests(ended(*[Over()] * 100))
-    log.requests(ended(Over(path="/" + "x" * 5000)))
+    log.requests(ended(Over(path="/" + "\xff" * 5000)))
+    log.note("long", about="x" * 5000)
     log.requests(ended(*[Over()] * 3))
     log.flush()
     assert all(page.endswith("\n") for page in stream.pages)
     long = [page for page in stream.pages if len(page) > 4096]
     assert len(long) == 1 and "xxx" in long[0] and long[0].count("\n") == 1
-    assert [json.loads(text)["id"] for text in "".join(stream.pages).splitlines()] == ["id"] * 104
+    lines = [json.loads(text) for text in "".join(stream.pages).splitlines()]
+    assert [line["id"] for line in lines if line["event"] == "request"] == ["id"] * 104
     assert len(stream.pages) < 104 / 4
+
+
+def test_a_pipe_that_nobody_reads_costs_lines_and_nothing_else() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w", encoding="utf-8") as stream, os.fdopen(reading, "rb", buffering=0) as pipe:
+        log = Log(stream)
+        num_noted = 2000
+        for number in range(num_noted):
+            log.note("note", number=number, about="x" * 500)
+            if number % 100 == 0:
+                log.flush()  # which would wait for ever
+        log.flush()
+        heard = b""
+        os.set_blocking(reading, False)
+        while (more := pipe.read(1 << 20)) is not None:
+            heard += more
+            log.flush()
+        lines = [json.loads(line) for line in heard.splitlines()]
+        numbers = [line["number"] for line in lines if line["event"] == "note"]
+        lost = [line["count"] for line in lines if line["event"] == "log lines lost"]
+        assert numbers == sorted(numbers) and 0 < len(numbers) < num_noted
+        assert len(numbers) + sum(lost) == num_noted
+        log.event("the end")
+        assert json.loads(pipe.read(1 << 20))["event"] == "the end"
 
 
 def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Collection
 
 import pytest
 
 from pointsman.router.config import Backend, Reliability
+from pointsman.router.http.upstream import Pool
 from pointsman.router.replicas.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from pointsman.router.replicas.reports import read_load, read_models
 from tests.router import mock as replies
@@ -51,6 +53,17 @@ def test_a_failure_before_the_first_byte_is_repaired_elsewhere(broken: Behaviour
             assert c.mocks[0].heard[0].body == c.mocks[1].heard[0].body
             assert sum(c.router.metrics.retries.values()) == 1
             assert c.books.of_kind("failed") == [("failed", 0)]
+
+    run(scenario)
+
+
+def test_a_status_that_is_none_is_no_answer() -> None:
+    odd = raw(b"HTTP/1.1 099 Odd\r\ncontent-length: 0\r\n\r\n", closes=False)
+
+    async def scenario() -> None:
+        async with cluster(odd, ok) as c:
+            always_first(c)
+            assert (await c.ask()).status == 200
 
     run(scenario)
 
@@ -255,6 +268,31 @@ def test_what_has_become_of_a_replica_that_is_gone_is_not_booked() -> None:
     run(scenario)
 
 
+def test_without_file_descriptors_no_server_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        settings = {"breaker_failures": 1, "health_failures": 1}
+        async with cluster(ok, ok, reliability=settings) as c, c.wire() as wire:
+
+            async def connect(pool: object) -> None:
+                raise OSError(errno.EMFILE, "Too many open files")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Pool, "connect", connect)
+                for _ in range(5):
+                    await wire.send(post())
+                    answered = await wire.answer()
+                    assert (answered.status, answered.headers["retry-after"]) == (503, "1")
+                for replica in c.router.registry:
+                    await c.router.watch._check(replica)
+            assert [replica.state for replica in c.router.registry] == ["ready", "ready"]
+            said = [line for line in c.logged() if line["event"] == "no file descriptor left"]
+            assert len(said) == 1 and said[0]["limit"] > 0
+            await wire.send(post())
+            assert (await wire.answer()).status == 200
+
+    run(scenario)
+
+
 def test_breaker() -> None:
     breaker = Breaker(Reliability(breaker_failures=2, breaker_open_s=1, breaker_max_open_s=3))
     breaker.failed(0.0)
@@ -277,12 +315,114 @@ def test_breaker() -> None:
     assert breaker.state == OPEN
     breaker.tick(6.0)  # 3 s, not 4
     assert breaker.state == HALF_OPEN
-    breaker.succeeded()
+    breaker.succeeded()  # of a request that was under way
+    assert breaker.state == HALF_OPEN
+    breaker.answered()
     assert breaker.state == CLOSED
     breaker.failed(6.0)
     breaker.failed(6.0)
-    breaker.tick(7.0)
+    breaker.tick(8.9)
+    assert breaker.state == OPEN  # no whole answer has come: 3 s again
+    breaker.tick(9.0)
+    breaker.answered()
+    breaker.succeeded()
+    breaker.failed(9.0)
+    breaker.failed(9.0)
+    breaker.tick(10.0)
     assert breaker.state == HALF_OPEN  # the doubling was forgotten
+
+
+async def endless(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+    await replies.stream(mock, request, writer, num_chunks=10_000)
+
+
+async def as_asked(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+    """A stream without an end, or the status that a header names."""
+    answer = endless if json.loads(request.body).get("stream") else status(int(request.header("x-do") or 200))
+    await answer(mock, request, writer)
+
+
+def test_streams_under_way_do_not_keep_a_broken_replica_out() -> None:
+    """One replica: it breaks while a stream runs, is probed by another stream, and serves meanwhile."""
+
+    async def scenario() -> None:
+        settings = {"breaker_failures": 3, "breaker_open_s": 0.1}
+        async with cluster(as_asked, reliability=settings) as c:
+            replica = c.router.registry.find(c.mocks[0].url)
+            async with c.wire() as old, c.wire() as probe:
+                await old.send(post(stream=True))
+                await until(lambda: c.num_heard == [1])
+                for _ in range(3):
+                    assert (await c.ask(post(headers="x-do: 503\r\n"))).status == 503
+                assert replica.breaker.state == OPEN
+                await until(lambda: replica.breaker.state == HALF_OPEN)
+                await probe.send(post(stream=True))
+                await until(lambda: replica.breaker.state == CLOSED)
+                assert [(await c.ask()).status for _ in range(3)] == [200] * 3
+            await until(lambda: not c.router.proxy.active)
+
+    run(scenario)
+
+
+def test_a_probe_that_stays_silent_does_not_keep_a_replica_out() -> None:
+    async def scenario() -> None:
+        settings = {"breaker_failures": 1, "breaker_open_s": 0.1}
+        async with cluster(reset, reliability=settings) as c:
+            replica = c.router.registry.find(c.mocks[0].url)
+            assert (await c.ask()).status == 502
+            await until(lambda: replica.breaker.state == HALF_OPEN)
+            c.mocks[0].behaviour = hang
+            async with c.wire() as probe:
+                await probe.send(post())
+                await until(lambda: len(c.mocks[0].heard) == 2)
+                assert (await c.ask()).json["error"]["code"] == "no_replica"
+                c.mocks[0].behaviour = ok
+                await asyncio.sleep(0.12)
+                assert (await c.ask()).status == 200
+                assert replica.breaker.state == CLOSED
+            await until(lambda: not c.router.proxy.active)
+
+    run(scenario)
+
+
+def test_a_failure_of_a_request_under_way_is_no_verdict_of_a_probe() -> None:
+    async def scenario() -> None:
+        settings = {"breaker_failures": 1, "breaker_open_s": 0.1}
+        async with cluster(as_asked, reliability=settings) as c, c.wire() as old:
+            replica = c.router.registry.find(c.mocks[0].url)
+            await old.send(post(stream=True))
+            await until(lambda: c.num_heard == [1])
+            assert (await c.ask(post(headers="x-do: 503\r\n"))).status == 503
+            await until(lambda: replica.breaker.state == HALF_OPEN)
+            for writer in list(c.mocks[0].writers):
+                writer.transport.abort()
+            assert not (await old.answer()).is_whole
+            assert replica.breaker.state == HALF_OPEN
+            assert (await c.ask()).status == 200
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 3])
+def test_requests_that_every_server_answers_with_500_take_none_out(num_servers: int) -> None:
+    async def scenario() -> None:
+        async with cluster(*[as_asked] * num_servers, reliability={"max_retries": 1}) as c:
+            for _ in range(20):
+                assert (await c.ask(post(headers="x-do: 500\r\n"))).status == 500
+            assert {replica.breaker.state for replica in c.router.registry} == {CLOSED}
+            assert (await c.ask()).status == 200
+
+    run(scenario)
+
+
+def test_without_retries_a_server_that_answers_500_breaks_unless_it_is_the_last() -> None:
+    async def scenario() -> None:
+        async with cluster(status(500), status(500), reliability={"max_retries": 0}) as c:
+            for _ in range(10):
+                assert (await c.ask()).status == 500
+            assert sorted(replica.breaker.state for replica in c.router.registry) == [CLOSED, OPEN]
+
+    run(scenario)
 
 
 def test_a_broken_replica_rests_and_is_tried_by_one_request() -> None:

@@ -286,3 +286,51 @@ def num_served(server: str) -> int:
     return int(
         sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
     )
+
+
+LOAD = ("outstanding", "waiting", "decoding", "pending_prefill_tokens", "context_tokens", "generated_tokens")
+
+
+def load_of(core: Core) -> dict[str, float]:
+    known = core.signals("a")
+    return {name: known[name] for name in LOAD if known[name]}
+
+
+FIRST, MORE, FINISHED, FAILED = "first_token", "tokens", "finished", "failed"
+
+
+@pytest.mark.parametrize("end", [FINISHED, FAILED])
+@pytest.mark.parametrize(
+    "said", [[FIRST, FIRST], [MORE], [MORE, FIRST], [FIRST, MORE, FIRST, MORE], [FIRST]], ids=" ".join
+)
+def test_what_is_said_twice_or_too_early_leaves_nothing_behind(said: list[str], end: str) -> None:
+    core = Core("least-outstanding", ["a"])
+    ticket = core.sent(Request(100), "a")
+    for call in [*said, end, end, *said]:
+        arguments = (5,) if call == MORE else ()
+        getattr(core, call)(ticket, *arguments)
+    assert load_of(core) == {}
+
+
+def test_a_ticket_is_for_one_sending() -> None:
+    core = Core("least-outstanding", ["a"])
+    before = core.sent(Request(100), "a")
+    core.finished(before)
+    core.sent(Request(100), "a")
+    for call in (core.failed, core.finished, core.first_token):
+        call(before)
+    assert load_of(core) == {"outstanding": 1, "waiting": 1, "pending_prefill_tokens": 100}
+    for never in (0, -1, 99):
+        with pytest.raises(InputError, match="was never given"):
+            core.failed(never)
+
+
+def test_one_name_is_no_list_of_names() -> None:
+    with pytest.raises(InputError, match="is one name"):
+        Core(replicas="http://a:8000")
+
+
+def test_a_prompt_that_seems_empty_is_placed() -> None:
+    core = Core("default", ["a", "b"])
+    for prompt_tokens in (0, -5):
+        assert core.decide(Request(prompt_tokens)) in ("a", "b")

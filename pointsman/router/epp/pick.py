@@ -181,8 +181,11 @@ class Pick(BookedRequest):
                 self._proxy.books.scraped(self._replica.slot, None, *read_load(value), now)
         if self.state == SENT:
             self.state = ANSWERED
-        if self._status in RETRIED_STATUSES and self._replica is not None:
-            self._failed(self._replica, now)
+        if self._replica is not None:
+            if self._status in RETRIED_STATUSES:
+                self._failed(self._replica, now)
+            else:
+                self._router.registry.answered(self._replica, self._ticket)
         if message.response_headers.end_of_stream:
             self._at_its_end()
         yield CONTINUE["response_headers"]
@@ -294,7 +297,8 @@ class Pick(BookedRequest):
             self._book(replica, now)
 
     def _failed(self, replica: Replica, now: float) -> None:
-        self._router.registry.failed(replica, now)
+        ticket = self._ticket if replica is self._replica else NOBODY
+        self._router.registry.failed(replica, now, ticket)
         self._router.watch.suspect(replica)
 
     def _at_its_end(self) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pointsman.errors import InputError
 from pointsman.spec import Spec
 
+_UNSENDABLE = re.compile(r"[^!-~]")  # in a path
 _TAIL = re.compile(r"(?<!/)(/v1)?/*$")  # of a URL; not of http://v1, which is a host
 
 
@@ -46,6 +47,10 @@ def parse_url(url: str, field: str = "--backend") -> Address:
         raise InputError(field, url, "is not a URL of a server", remedy)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise InputError(field, url, "has more than a host, a port and a path", remedy)
+    if _UNSENDABLE.search(parts.path):
+        raise InputError(
+            field, url, "has a path that no request can name", "write what is odd as %20, %C3%A9 …"
+        )
     if "/v1/" in parts.path:
         raise InputError(field, url, "is the URL of one endpoint of a server", remedy)
     if not can_be_name(parts.hostname):

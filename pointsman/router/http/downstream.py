@@ -1,7 +1,7 @@
 """One client connection: parses requests, answers them in order, refuses what is malformed.
 
 A request is handed on when it is complete, because its body decides where it goes and may have to be sent
-twice. Requests that arrive while another is being answered wait, and with them the socket.
+twice. Requests that arrive while another is being answered wait, and with a second of them the socket.
 
 The end of a client's stream may mean "I said all I have to say" or "I am gone": TCP does not tell. After it,
 an interim `100 Continue`, which every HTTP/1.1 client has to ignore, is sent a few times. A client that is
@@ -37,7 +37,9 @@ from pointsman.router.http.framing import (
     HEAD_TOO_LARGE,
     announces_body,
     framing_problem,
+    is_offer,
     malformed,
+    without_offer,
 )
 from pointsman.router.http.heads import Known, known_head
 from pointsman.router.http.inbox import Inbox, running_inbox
@@ -56,6 +58,7 @@ from pointsman.router.http.messages import (
 from pointsman.router.http.service import Job, Service
 from pointsman.router.http.sockets import no_delay
 
+_MAX_READY = 2  # requests that wait for their turn; behind one, the end of the client's stream is still seen
 _NUM_PROBES = 3
 _LINGER_S = 1.0
 _CONTINUE_EXPECTED = b"100-continue"
@@ -129,7 +132,7 @@ class ClientConnection(asyncio.Protocol):
                 return
         was_in_head = self._reading == IN_HEAD
         try:
-            self._parser.feed_data(data)
+            self._feed(data)
         except httptools.HttpParserError as error:
             cause = error.__context__
             if cause is not None and not isinstance(cause, _RefusedError):
@@ -181,6 +184,18 @@ class ClientConnection(asyncio.Protocol):
             job.cancel()
         self._service.closed(self)
 
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:  # which is not taken up
+                parser, num_read = self._parser, offer.args[0]
+            method, version = parser.get_method(), parser.get_http_version()
+            head = without_offer(method, self._target, version, self._headers)
+            self._parser = httptools.HttpRequestParser(self)
+            data = head + data[num_read:]
+
     # --- what the parser says ---
 
     def on_message_begin(self) -> None:
@@ -210,6 +225,8 @@ class ClientConnection(asyncio.Protocol):
         self._reading = IN_BODY
         parser = self._parser
         version = parser.get_http_version()
+        if parser.should_upgrade() and is_offer(parser.get_method(), self._headers):
+            return
         head = RequestHead(
             parser.get_method(), self._target, self._headers, version == "1.0", parser.should_keep_alive()
         )
@@ -404,7 +421,7 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._is_advancing = False
         self._continue()
-        should_pause = bool(self._ready)
+        should_pause = len(self._ready) >= _MAX_READY
         if should_pause != self._is_reading_paused and self._ending != LOST:
             self._is_reading_paused = should_pause
             if should_pause:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from pointsman.errors import reason_of
 from pointsman.router.http.messages import Headers
+from pointsman.router.http.sockets import is_out_of_files
 from pointsman.router.http.upstream import Pool, Receiver, UpstreamConnection
 
 
@@ -17,6 +18,10 @@ class Fetched(NamedTuple):
 
 class FetchError(Exception):
     """There was no complete answer."""
+
+
+class OutOfFilesError(FetchError):
+    """Nobody was asked: the router has no file descriptor left."""
 
 
 class _Fetch(Receiver):
@@ -69,6 +74,7 @@ async def fetch(pool: Pool, path: str, timeout_s: float, headers: bytes = b"") -
     except TimeoutError:
         raise FetchError("timed out") from None
     except OSError as error:
-        raise FetchError(reason_of(error)) from None
+        kind = OutOfFilesError if is_out_of_files(error) else FetchError
+        raise kind(reason_of(error)) from None
     finally:
         receiver.stop()

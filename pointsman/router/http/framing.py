@@ -9,11 +9,12 @@ from __future__ import annotations
 import httptools
 
 from pointsman.router.http.limits import Limits
-from pointsman.router.http.messages import Answer, RequestHead, refusal
+from pointsman.router.http.messages import Answer, Headers, RequestHead, refusal
 
 HEAD_TOO_LARGE = refusal(431, "the request headers are too large", closes=True)
 BODY_TOO_LARGE = refusal(413, "the request body is too large", code="body_too_large", closes=True)
 _SINGLE = (b"host", b"content-length", b"transfer-encoding", b"authorization", b"expect")
+_OFFER = (b"upgrade", b"http2-settings")
 _MAX_DIGITS = 18  # of a length that can be true
 
 
@@ -49,6 +50,25 @@ def framing_problem(head: RequestHead, version: str, is_upgrade: bool, limits: L
         if len(length) > _MAX_DIGITS or int(length) > limits.max_body_bytes:
             return BODY_TOO_LARGE
     return None
+
+
+def is_offer(method: bytes, headers: Headers) -> bool:
+    """Whether the upgrade that a request asks for need not be: some clients (Java's, `curl --http2`) offer
+    HTTP/2 with their first request, and go on with HTTP/1.1 where nobody takes it up."""
+    offered = [value.lower() for name, value in headers if name == b"upgrade"]
+    return offered == [b"h2c"] and method != b"CONNECT"
+
+
+def without_offer(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
+    """The head of such a request, to be parsed once more: the parser reads the body of no upgrade."""
+    lines = [b"%b %b HTTP/%b\r\n" % (method, target, version.encode())]
+    for name, value in headers:
+        if name == b"connection":
+            options = [option.strip() for option in value.split(b",")]
+            value = b", ".join(option for option in options if option.lower() not in _OFFER)
+        if name not in _OFFER:
+            lines.append(b"%b: %b\r\n" % (name, value))
+    return b"".join(lines) + b"\r\n"
 
 
 def malformed(error: httptools.HttpParserError) -> Answer:

@@ -22,6 +22,7 @@ JSON = b"application/json"
 HOP_BY_HOP = frozenset(
     (
         b"connection",
+        b"http2-settings",
         b"keep-alive",
         b"proxy-authenticate",
         b"proxy-authorization",
@@ -49,6 +50,9 @@ class Answer(NamedTuple):
     content_type: bytes = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
     closes: bool = False  # nothing more is read from this connection
+
+    def with_header(self, name: bytes, value: bytes) -> Answer:
+        return self._replace(headers=(*self.headers, (name, value)))
 
 
 class RequestHead:

@@ -25,17 +25,18 @@ from pointsman.router.http.heads import Known, known_head
 from pointsman.router.http.inbox import Inbox, running_inbox
 from pointsman.router.http.limits import Limits
 from pointsman.router.http.messages import EVENT_STREAM, LOAD_REPORT, AnswerHead, Headers, passed_to_client
-from pointsman.router.http.sockets import no_delay
+from pointsman.router.http.sockets import is_out_of_files, no_delay
 from pointsman.router.http.tls import server_side_tls
 
+OUT_OF_FILES = "the router has no file descriptor left"
 _TIMED_OUT = "timed out"
 SILENT, IN_HEAD, IN_BODY, COMPLETE = range(4)
 # How one whole chunk begins, by its length with everything.
 _CHUNK_STARTS = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 1 << 13)}
 
 
-class _UnknownEncodingError(Exception):
-    """Stops the parser."""
+class _NoAnswerError(Exception):
+    """Stops the parser: what comes cannot be passed on."""
 
 
 class Receiver(Protocol):
@@ -195,6 +196,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._progress == COMPLETE:
             return
         self._status = self._parser.get_status_code()
+        if self._status < 100:
+            raise _NoAnswerError
         if self._status < 200:
             return
         self._progress = IN_BODY
@@ -205,7 +208,7 @@ class UpstreamConnection(asyncio.Protocol):
                 length = int(value)
             elif name == b"transfer-encoding":
                 if value.lower() != b"chunked":  # we asked for nothing else, and cannot undo it
-                    raise _UnknownEncodingError
+                    raise _NoAnswerError
                 is_chunked = True
         self._is_between_chunks = is_chunked
         is_bodiless = self._is_for_head or self._status in (204, 304)
@@ -337,7 +340,8 @@ class Pool:
         try:
             connection = await self.connect()
         except OSError as error:
-            receiver.on_failure(f"cannot connect: {_why(error)}", is_stale=False)
+            reason = OUT_OF_FILES if is_out_of_files(error) else f"cannot connect: {_why(error)}"
+            receiver.on_failure(reason, is_stale=False)
         else:
             receiver.on_connected(connection)
 

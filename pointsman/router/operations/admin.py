@@ -39,6 +39,7 @@ from pointsman.router.server import Router
 from pointsman.spec import Spec, parse_spec
 
 _NUM_DECISIONS = 20
+_MAX_DIGITS = 9
 _PAGE = b"/dashboard"  # it holds no data, and a browser cannot send a key before it has the page
 
 
@@ -62,6 +63,7 @@ class Admin:
 
     def __init__(self, router: Router, keys: Keys) -> None:
         self._registry = router.registry
+        self._watch = router.watch
         self._decisions = router.decisions
         self._dashboard = dashboard.Dashboard(router)
         self._log = router.log
@@ -138,8 +140,10 @@ class Admin:
     def _list(self, query: dict[str, str], body: Any) -> Any:
         return {"replicas": [replica.as_json() for replica in self._registry]}
 
-    def _add(self, query: dict[str, str], body: Any) -> Any:
-        return self._registry.add(parse_spec(Backend, body), is_returning=True).as_json()
+    async def _add(self, query: dict[str, str], body: Any) -> Any:
+        replica = self._registry.add(parse_spec(Backend, body), is_returning=True)
+        await self._watch.first_look(replica)
+        return replica.as_json()
 
     def _remove(self, query: dict[str, str], body: Any) -> Any:
         if "url" not in query:
@@ -174,7 +178,7 @@ class Admin:
         if (request_id := query.get("request")) is not None:
             return {"decisions": [decision._asdict() for decision in self._decisions.find(request_id)]}
         text = query.get("last", str(_NUM_DECISIONS))
-        if not text.isdecimal():
+        if not text.isdecimal() or len(text) > _MAX_DIGITS:
             raise InputError("last", text, "is not a number of decisions", "use a whole number from 1")
         decisions = [decision._asdict() for decision in self._decisions.last(max(1, int(text)))]
         return {"decisions": decisions, "last": self._decisions.explain()}

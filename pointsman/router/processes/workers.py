@@ -57,6 +57,11 @@ class Seat:
         return self.directory / "leader"
 
     @property
+    def notes(self) -> Path:
+        """What the leader wrote down for the next one."""
+        return self.directory / "notes"
+
+    @property
     def ready(self) -> Path:
         """Made when the worker listens."""
         return self.directory / f"ready-{self.index}"
@@ -191,10 +196,15 @@ def _reserve(host: str, port: int) -> socket.socket:
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     reserved = socket.socket(family, kind)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
+        # Another router that shares its port would share it with us, too.
+        with socket.socket(family, kind) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind(address)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(address)
     except OSError as error:
+        reserved.close()
         raise cannot_listen("--port", host, port, error) from None
     return reserved

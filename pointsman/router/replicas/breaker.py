@@ -1,4 +1,12 @@
-"""A circuit breaker: after some failures in a row a replica rests, then one request tries it out."""
+"""A circuit breaker: after some failures in a row a replica rests, then one request tries it out.
+
+    CLOSED ──failures in a row──► OPEN ──a pause──► HALF_OPEN ──the head of a good answer──► CLOSED
+                                   ▲                    │
+                                   └─────a failure──────┘
+
+Each pause is twice the one before, until a whole answer has come. What requests do that were sent before the
+replica was tried out is no verdict on it: they may run for minutes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +19,7 @@ class Breaker:
     def __init__(self, settings: Reliability) -> None:
         self._settings = settings
         self._num_failures = 0
-        self._open_s = settings.breaker_open_s
+        self._open_s = settings.breaker_open_s  # of the next pause
         self._until = 0.0
         self.state = CLOSED
         self.is_calm = True  # closed, and the last request has succeeded
@@ -19,26 +27,25 @@ class Breaker:
     def failed(self, now: float) -> None:
         self._num_failures += 1
         self.is_calm = False
-        if self.state == HALF_OPEN:
+        has_enough = self._num_failures >= self._settings.breaker_failures
+        if self.state == HALF_OPEN or (self.state == CLOSED and has_enough):
+            self.state = OPEN
+            self._until = now + self._open_s
             self._open_s = min(2 * self._open_s, self._settings.breaker_max_open_s)
-            self._open(now)
-        elif self.state == CLOSED and self._num_failures >= self._settings.breaker_failures:
-            self._open(now)
 
-    def succeeded(self) -> bool:
-        """-> whether that closed it. A request that was under way when it opened does not."""
-        self._num_failures = 0
-        self.is_calm = self.state != OPEN
-        if self.state != HALF_OPEN:
-            return False
-        self.state = CLOSED
-        self._open_s = self._settings.breaker_open_s
-        return True
+    def answered(self) -> None:
+        """A request that tries it out gets a good answer."""
+        if self.state == HALF_OPEN:
+            self.state = CLOSED
+            self._num_failures = 0
+
+    def succeeded(self) -> None:
+        """A good answer is complete."""
+        if self.state == CLOSED:
+            self._num_failures = 0
+            self._open_s = self._settings.breaker_open_s
+            self.is_calm = True
 
     def tick(self, now: float) -> None:
         if self.state == OPEN and now >= self._until:
             self.state = HALF_OPEN
-
-    def _open(self, now: float) -> None:
-        self.state = OPEN
-        self._until = now + self._open_s

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -189,6 +189,14 @@ class Discovery:
         self._interval_s = interval_s
         self._ours: dict[str, Backend] = {}
         self._problem: str | None = None
+
+    def found(self) -> Collection[str]:
+        """The names of the replicas that came from the source."""
+        return self._ours.keys()
+
+    def was_found(self, backends: Iterable[Backend]) -> None:
+        """These replicas came from the source, too, but to a process that is no more."""
+        self._ours |= {backend.url: backend for backend in backends}
 
     async def run(self) -> None:
         while True:

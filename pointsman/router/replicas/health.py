@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import monotonic
 
 from pointsman.router.config import Reliability
-from pointsman.router.http.fetching import FetchError, fetch
+from pointsman.router.http.fetching import FetchError, OutOfFilesError, fetch
 from pointsman.router.keys import BACKEND_KEY
 from pointsman.router.replicas.registry import Registry, Replica
 from pointsman.router.replicas.reports import read_capacity, read_counters, read_gauges, read_models
@@ -72,6 +73,16 @@ class HealthWatch:
             for task in self._tasks.pop(replica, ()):
                 task.cancel()
         elif what == "added" and self._is_watching:
+            self._tasks[replica] = [asyncio.get_running_loop().create_task(self._begin(replica))]
+
+    async def first_look(self, replica: Replica) -> None:
+        """Wait until a replica that was just added has been looked at."""
+        if replica.is_new and replica in self._tasks:
+            await asyncio.wait(self._tasks[replica], return_when=asyncio.FIRST_COMPLETED)
+
+    async def _begin(self, replica: Replica) -> None:
+        await _look(partial(self._check, is_first=replica.is_new), replica)
+        if self._registry.has(replica):
             self._start(replica)
 
     def _start(self, replica: Replica) -> None:
@@ -96,13 +107,17 @@ class HealthWatch:
             answer = await fetch(replica.pool, "/health", self._settings.health_timeout_s, self._headers)
             if answer.status >= 500:  # servers without /health answer 404
                 problem = f"answers {answer.status} to /health"
+        except OutOfFilesError:
+            return None
         except FetchError as error:
             problem = f"does not answer ({error})"
         if is_first and problem is not None:
             replica.num_failed_checks = self._settings.health_failures
-        reads_models = problem is None and (not replica.is_healthy or replica.models is None)
+        about_models = None
+        if problem is None and (not replica.is_healthy or replica.models is None):
+            about_models = await self._read_models(replica)
         self._registry.checked(replica, problem)
-        return await self._read_models(replica) if reads_models else None
+        return about_models
 
     async def _scrape(self, replica: Replica) -> None:
         try:
@@ -143,8 +158,12 @@ class HealthWatch:
 async def _every(interval_s: float, ask: Callable[[Replica], Awaitable[object]], replica: Replica) -> None:
     while True:
         await asyncio.sleep(interval_s)
-        try:
-            await ask(replica)
-        except Exception as error:  # or nobody would ever look at this replica again
-            about = {"message": f"a look at {replica.name} failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(about)
+        await _look(ask, replica)
+
+
+async def _look(ask: Callable[[Replica], Awaitable[object]], replica: Replica) -> None:
+    try:
+        await ask(replica)
+    except Exception as error:  # or nobody would ever look at this replica again
+        about = {"message": f"a look at {replica.name} failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(about)

@@ -14,6 +14,7 @@ from pointsman.router.http.address import parse_url, server_url
 from pointsman.router.http.upstream import Pool
 from pointsman.router.replicas.breaker import HALF_OPEN, OPEN, Breaker
 from pointsman.routing.books import Books
+from pointsman.routing.records import NOBODY
 from pointsman.simulator.calibration import known_figures
 
 _MAX_MODELS = 1000
@@ -31,8 +32,13 @@ class Replica:
         self.before_target = b" " + self.address.prefix.encode()
         self.after_target = b" HTTP/1.1\r\nhost: %b\r\n" % self.address.netloc.encode()
         self.breaker = Breaker(settings.reliability)
+        self.probes: set[int] = (
+            set()
+        )  # tickets of the requests that try it out, while the breaker is half-open
+        self.probed_at = 0.0  # when the last of them was sent
         self.num_outstanding = 0
         self.num_sent = 0
+        self.is_new = False  # nobody has looked at it yet
         self.is_healthy = True
         self.is_draining = False
         self.is_leaving = False
@@ -63,6 +69,8 @@ class Replica:
             return "draining"
         if not self.is_healthy:
             return "unhealthy"
+        if self.is_new:
+            return "new"
         return {OPEN: "broken", HALF_OPEN: "probing"}.get(self.breaker.state, "ready")
 
     def as_json(self) -> dict[str, Any]:
@@ -114,6 +122,8 @@ class Registry:
         return {replica.name for replica in self.by_slot.values() if not replica.is_leaving}
 
     def add(self, backend: Backend, *, is_returning: bool = False) -> Replica:
+        """`is_returning`: requests are served already. They go there once it has been looked at (`checked`):
+        it may be down, or lack their models."""
         pool = Pool(
             parse_url(backend.url, "url"), self._settings.limits, backend.ca or self._ca, backend.tls_name
         )
@@ -122,6 +132,7 @@ class Registry:
         slot = self._books.add(backend.url, known_figures(backend.calibration))
         replica = self.by_slot[slot] = Replica(backend, pool, self._settings, slot)
         if is_returning:
+            replica.is_new = True
             replica.returned_at = monotonic()
         self._books.set_accepting(slot, True)
         self._changed(replica, "added")
@@ -144,16 +155,36 @@ class Registry:
 
     # --- what happened to a replica ---
 
-    def released(self, replica: Replica, has_succeeded: bool) -> None:
+    def booked(self, replica: Replica, ticket: int, now: float) -> None:
+        """It has a request more."""
+        replica.num_outstanding += 1
+        replica.num_sent += 1
+        if self.probing and replica.breaker.state == HALF_OPEN:
+            replica.probes.add(ticket)
+            replica.probed_at = now
+
+    def released(self, replica: Replica, ticket: int, has_succeeded: bool) -> None:
         """It has a request less."""
         replica.num_outstanding -= 1
         if replica.is_leaving:
             self._part(replica)
-        if has_succeeded and not replica.breaker.is_calm and replica.breaker.succeeded():
+        if not replica.breaker.is_calm:
+            if has_succeeded:
+                self.answered(replica, ticket)
+                replica.breaker.succeeded()
+            replica.probes.discard(ticket)
+
+    def answered(self, replica: Replica, ticket: int) -> None:
+        """The head of a good answer is there: the rest may take minutes, and nobody has to wait for it."""
+        if ticket in replica.probes:
+            replica.breaker.answered()
             replica.returned_at = monotonic()
             self._changed(replica, "breaker closed")
 
-    def failed(self, replica: Replica, now: float) -> None:
+    def failed(self, replica: Replica, now: float, ticket: int = NOBODY) -> None:
+        """A request has failed there; `ticket`: if it is still booked."""
+        if replica.breaker.state == HALF_OPEN and ticket not in replica.probes:
+            return
         before = replica.breaker.state
         replica.breaker.failed(now)
         if replica.breaker.state != before:
@@ -165,6 +196,7 @@ class Registry:
             return
         is_alive = problem is None
         replica.problem = problem
+        was_new, replica.is_new = replica.is_new, False
         replica.num_failed_checks = 0 if is_alive else replica.num_failed_checks + 1
         if is_alive and not replica.is_healthy:
             replica.is_healthy = True
@@ -174,6 +206,8 @@ class Registry:
             replica.is_healthy = False
             self._books.was_away(replica.slot)
             self._changed(replica, "unhealthy")
+        elif was_new:
+            self._changed(replica, "healthy")
 
     def set_models(self, replica: Replica, models: dict[str, Any]) -> None:
         if models != replica.models:
@@ -208,8 +242,7 @@ class Registry:
     def to_probe(self, excluded: Collection[int]) -> Replica | None:
         """A replica whose breaker is half-open: the next request that could still go elsewhere tries it."""
         for replica in self.probing:
-            is_free = replica.num_outstanding == 0 and replica.slot not in excluded
-            if is_free and self._has_other(replica, excluded):
+            if replica.slot not in excluded and self._has_other(replica, excluded):
                 return replica
         return None
 
@@ -220,7 +253,7 @@ class Registry:
             excluded = self.without(model)
         if not tried and not self._returning and not self.probing:
             return excluded
-        slots = {*excluded, *tried, *(r.slot for r in self.probing if r.num_outstanding > 0)}
+        slots = {*excluded, *tried, *(r.slot for r in self.probing if self._is_tried_out(r, now))}
         slow_start_s = self._settings.reliability.slow_start_s
         for replica in self._returning:
             share = (now - (replica.returned_at or 0.0)) / slow_start_s if slow_start_s else 1.0
@@ -256,6 +289,10 @@ class Registry:
         least = min(replica.num_outstanding for replica in candidates)
         return self.random.choice([r for r in candidates if r.num_outstanding == least])
 
+    def _is_tried_out(self, replica: Replica, now: float) -> bool:
+        """Whether a request does that now; one that has been silent for long does not stop another."""
+        return bool(replica.probes) and now - replica.probed_at < self._settings.reliability.breaker_open_s
+
     def _has_other(self, replica: Replica, excluded: Collection[int]) -> bool:
         return any(other is not replica and other.slot not in excluded for other in self.accepting)
 
@@ -277,6 +314,8 @@ class Registry:
         if is_present and is_accepting != replica.is_accepting:
             self._books.set_accepting(replica.slot, is_accepting)
         replica.is_accepting = is_accepting
+        if replica.breaker.state != HALF_OPEN:
+            replica.probes.clear()
         replica.changed_at = monotonic()
         self._without.clear()
         self.accepting = [r for r in self.by_slot.values() if r.is_accepting]

@@ -99,8 +99,7 @@ class BookedRequest:
         self.held_s = now - self.arrived_at
         books = self._proxy.books
         self._ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
-        replica.num_outstanding += 1
-        replica.num_sent += 1
+        self._proxy.registry.booked(replica, self._ticket, now)
 
     def _count(self, data: bytes, now: float) -> None:
         """Events of the stream are tokens, but for the first of a chat (its role) and the last (`[DONE]`).
@@ -135,7 +134,7 @@ class BookedRequest:
                 proxy.books.finished(self._ticket, now, prompt_tokens, output_tokens, self.cached_tokens)
             else:
                 proxy.books.failed(self._ticket, now)
-            proxy.registry.released(replica, has_succeeded=status not in RETRIED_STATUSES)
+            proxy.registry.released(replica, self._ticket, has_succeeded=status not in RETRIED_STATUSES)
         if output_tokens is None:
             output_tokens = max(0, self._num_tokens)
         outcome = "completed" if status < 400 else "error"
@@ -146,7 +145,7 @@ class BookedRequest:
         replica, self._replica = self._replica, None
         if replica is not None:
             self._proxy.books.failed(self._ticket, now)
-            self._proxy.registry.released(replica, has_succeeded=False)
+            self._proxy.registry.released(replica, self._ticket, has_succeeded=False)
             self._proxy.dispatcher.wake()
 
     def _ended(self, status: int, outcome: str, now: float) -> None:

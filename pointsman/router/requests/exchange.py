@@ -23,7 +23,8 @@ from pointsman.router.http.messages import (
     passed_to_client,
     refusal,
 )
-from pointsman.router.http.upstream import UpstreamConnection
+from pointsman.router.http.upstream import OUT_OF_FILES, UpstreamConnection
+from pointsman.router.replicas.breaker import CLOSED
 from pointsman.router.replicas.registry import Replica
 from pointsman.router.replicas.reports import read_load
 from pointsman.router.requests.booked import EVENT_END, BookedRequest
@@ -35,6 +36,7 @@ from pointsman.routing.records import NEVER
 if TYPE_CHECKING:
     from pointsman.router.requests.proxy import Proxy
 
+_SERVER_ERROR = 500
 _OBJECT_END = b"}\n\n"
 _WITH_LENGTH = (b"POST", b"PUT", b"PATCH")  # even if there is no body
 
@@ -46,6 +48,7 @@ class Exchange(BookedRequest):
         "_client",
         "_connection",
         "_dialling",
+        "_doubted",
         "_has_head",
         "_id_line",
         "_is_paused",
@@ -88,6 +91,7 @@ class Exchange(BookedRequest):
         self._connection: UpstreamConnection | None = None
         self.hedge: Hedge | None = None
         self._was_hedged = False
+        self._doubted: tuple[Replica, ...] = ()  # that have answered 500
         self._is_paused = False
         # The answer.
         self.first_byte_at: float | None = None
@@ -117,7 +121,7 @@ class Exchange(BookedRequest):
     def refuse(self, answer: Answer) -> None:
         """No replica will get this request."""
         self._ended(answer.status, "refused", monotonic())
-        self._client.answer(answer)
+        self._answer(answer)
 
     # --- what the upstream connection says ---
 
@@ -150,15 +154,23 @@ class Exchange(BookedRequest):
         assert replica is not None
         self._moved_at = now = monotonic()
         self._status = status
-        if self.hedge is not None:
-            self.hedge.cancel()
         if status in RETRIED_STATUSES:
-            self._proxy.registry.failed(replica, now)
+            self.blame(replica, self._ticket, status, now)
+            if self.hedge is not None:
+                self._go_on_with(self.hedge)
+                return
             if self._can_retry():
                 assert self._connection is not None
                 self._connection.abort()
                 self._retry(f"status {status}")
                 return
+        else:
+            if self.hedge is not None:
+                self.hedge.cancel()
+            if self._doubted:
+                self._others_are_to_blame(now)
+            if not replica.breaker.is_calm:
+                self._proxy.registry.answered(replica, self._ticket)
         self._has_head = True
         for name, value in headers:
             if name == b"content-type":
@@ -207,6 +219,8 @@ class Exchange(BookedRequest):
         if self.hedge is not None:
             self.hedge.cancel()
         self._connection = None
+        if self._doubted:
+            self._others_are_to_blame(monotonic())
         self._completed(data[-8192:])
         self._client.pass_on(head, self._own_lines, data)
 
@@ -215,11 +229,13 @@ class Exchange(BookedRequest):
         assert replica is not None
         now = monotonic()
         self._dialling = self._connection = None
+        if reason == OUT_OF_FILES:
+            self._proxy.is_out_of_files(now)
+        elif not is_stale:
+            self._proxy.registry.failed(replica, now, self._ticket)
         if self.hedge is not None:
-            self.hedge.cancel()
-        if not is_stale:
-            self._proxy.registry.failed(replica, now)
-        if self._has_head:
+            self._go_on_with(self.hedge)
+        elif self._has_head:
             self._let_go(now)
             self._ended(self._status, "cut", now)
             self._client.abort()
@@ -230,12 +246,9 @@ class Exchange(BookedRequest):
             self._dialling = replica.pool.dial(self)
         else:
             self._let_go(now)
-            is_late = reason == self._proxy.TOO_LATE
-            answer = refusal(
-                504 if is_late else 502, f"replica failed: {reason}", "bad_gateway", code="replica_failed"
-            )
+            answer = self._refusal(reason)
             self._ended(answer.status, "failed", now)
-            self._client.answer(answer)
+            self._answer(answer)
 
     # --- what the client connection says ---
 
@@ -267,7 +280,7 @@ class Exchange(BookedRequest):
         settings, waited_s = self._proxy.settings, now - self._moved_at
         limits, hedge_after_s = settings.limits, settings.reliability.hedge_after_s
         if waited_s > (limits.idle_timeout_s if self._has_head else limits.first_byte_timeout_s):
-            self._stop()
+            self._abort()
             self.on_failure(self._proxy.TOO_LATE, is_stale=False)
         elif hedge_after_s is not None and waited_s > hedge_after_s:
             self._send_to_another(now)
@@ -283,11 +296,40 @@ class Exchange(BookedRequest):
         if self._has_head:
             self._client.abort()
         else:
-            self._client.answer(
-                refusal(503, "the router is shutting down", "service_unavailable", closes=True)
-            )
+            self._answer(refusal(503, "the router is shutting down", "service_unavailable", closes=True))
 
     # --- within ---
+
+    def blame(self, replica: Replica, ticket: int, status: int, now: float) -> None:
+        """Count a refusal against the replica.
+
+        A 500 may be the fault of the request: some requests get it everywhere, and must not take one replica
+        after the other out of service. It counts once another replica has answered the request well; or at
+        once, where no other is asked although there is one, and of a replica that is tried out.
+        """
+        registry = self._proxy.registry
+        is_clear = status != _SERVER_ERROR or replica.breaker.state != CLOSED
+        others = registry.has_candidate(self.model, (replica.slot,))
+        is_last_word = self.hedge is None and not self._doubted and not self._can_retry()
+        if is_clear or (others and is_last_word):
+            registry.failed(replica, now, ticket)
+        else:
+            self._doubted = (*self._doubted, replica)
+
+    def _others_are_to_blame(self, now: float) -> None:
+        """Somebody answers it well."""
+        for replica in self._doubted:
+            self._proxy.registry.failed(replica, now)
+        self._doubted = ()
+
+    def _answer(self, answer: Answer) -> None:
+        self._client.answer(answer.with_header(b"x-request-id", self.request_id.encode()))
+
+    def _refusal(self, reason: str) -> Answer:
+        if reason == OUT_OF_FILES:
+            return refusal(503, reason, "service_unavailable", retry_after_s=1)
+        code = 504 if reason == self._proxy.TOO_LATE else 502
+        return refusal(code, f"replica failed: {reason}", "bad_gateway", code="replica_failed")
 
     def _can_retry(self) -> bool:
         assert self._replica is not None
@@ -313,18 +355,18 @@ class Exchange(BookedRequest):
         if self._has_head or self._was_hedged or not self._streams or self._replica is None:
             return
         registry, books = self._proxy.registry, self._proxy.books
-        tried = (*self.tried, self._replica.slot)
-        replica = registry.least_outstanding(registry.excluded(self.model, tried, now))
+        excluded = registry.excluded(self.model, (*self.tried, self._replica.slot), now)
+        replica = registry.least_outstanding(excluded)
         if replica is None:
             return
         self._was_hedged = True
+        self.tried = (*self.tried, replica.slot)
         ticket = books.sent(replica.slot, self.prompt_tokens, now, self._streams, self.links)
-        replica.num_outstanding += 1
-        replica.num_sent += 1
-        self.hedge = Hedge(self._proxy, self, replica, ticket)
+        registry.booked(replica, ticket, now)
+        self.hedge = Hedge(self._proxy, self, replica, ticket, now)
 
     def take_over(self, hedge: Hedge) -> None:
-        """The second copy is answered first."""
+        """The second copy is the one that counts."""
         self.hedge = None
         self._stop()
         self._let_go(monotonic())
@@ -334,9 +376,26 @@ class Exchange(BookedRequest):
         if self._is_paused and self._connection is not None:
             self._connection.pause()
 
+    def _go_on_with(self, hedge: Hedge) -> None:
+        """The first copy has failed before the second one did: wait for that, and no longer than for any."""
+        assert self._replica is not None
+        self.tried = (*self.tried, self._replica.slot)
+        self.take_over(hedge)
+        self.num_retries += 1
+        self._was_hedged = self.num_retries >= self._proxy.settings.reliability.max_retries
+        self._status, self._moved_at = 0, hedge.sent_at
+        if hedge.connection is not None:
+            hedge.connection.hand_over(self)
+        else:
+            hedge.stop_dialling()
+            self._dialling = hedge.replica.pool.dial(self)
+
     def _stop(self) -> None:
         if self.hedge is not None:
             self.hedge.cancel()
+        self._abort()
+
+    def _abort(self) -> None:
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling = None

@@ -22,9 +22,16 @@ PRIORITIES = {b"high": 0, b"normal": 1, b"low": 2}
 NORMAL = PRIORITIES[b"normal"]
 MAX_TOKENS = 2**31 - 1
 _BYTES_PER_TOKEN = 4  # of English text
+_BYTES_PER_EMBEDDING = 11_000  # of a token: 4096 numbers of two bytes, in base64
 _TOKENS_PER_MESSAGE = 4  # of the chat template
 _USAGE = b'"usage":'
 _DETAILS = b'_details":{'
+_FORM = re.compile(rb'multipart/form-data *;.*boundary="?([^";]+)', re.IGNORECASE)
+_OF_MODEL = re.compile(
+    rb'\r\ncontent-disposition: *form-data *;.*\bname="?model"?(?= *[;\r]|$)', re.IGNORECASE
+)
+_HEAD_END = b"\r\n\r\n"
+_MAX_PART_HEAD = 4096
 _BETWEEN = "\0"  # the parts of a prompt's text
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,12})(?!\d)')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":\s*(\d{1,12})(?!\d)')
@@ -69,11 +76,14 @@ class _Chat(_Body, kw_only=True):
 
 
 class _Completion(_Body, kw_only=True):
-    prompt: str | list[Any]
+    prompt: str | list[Any] | None = None
+    prompt_embeds: msgspec.Raw = msgspec.Raw()  # in its place (vLLM)
 
 
 class _Input(_Body, kw_only=True):
-    input: str | list[Any]
+    input: str | list[Any] | None = None
+    messages: list[Any] | None = None  # in its place, of embeddings (vLLM)
+    prompt: Any = None  # in its place, of responses: one that is stored
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
@@ -108,6 +118,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
 
     path: str
     decode: Callable[[bytes], Any] | None  # its body; None: that is not JSON
+    boundary: bytes | None  # between the fields of its body, if that is a form
     generates: bool
     session: str | None
     request_id: bytes | None
@@ -118,15 +129,19 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
 
 def read_wish(head: RequestHead, passed_on: bytes) -> Wish:
     get = head.special.get
-    decode = None
+    decode = boundary = None
     if head.method == b"POST":
-        is_json = get(b"content-type", b"").startswith(b"application/json")
+        content_type = get(b"content-type", b"")
+        is_json = content_type.lower().startswith(b"application/json")
         decode = _decoders.get(head.path) or (_decode_body if is_json else None)
+        is_form = _FORM.match(content_type)
+        boundary = is_form[1] if is_form else None
     session = get(b"x-session-id")
     priority = get(b"x-pointsman-priority")
     return Wish(
         head.path.decode("latin-1"),
         decode,
+        boundary,
         decode is not None and head.path in _GENERATING,
         session.decode("latin-1") if session else None,
         get(b"x-request-id"),
@@ -136,12 +151,13 @@ def read_wish(head: RequestHead, passed_on: bytes) -> Wish:
     )
 
 
-def unread_facts(wish: Wish, num_bytes: int) -> RequestFacts | Answer:
+def unread_facts(wish: Wish, num_bytes: int, model: str | None = None) -> RequestFacts | Answer:
     """What is known of a request whose body of so many bytes is not read; or why it is refused."""
     priority = wish.priority
     if priority is None:
         return _NO_PRIORITY
     return RequestFacts(
+        model=model,
         prompt_tokens=1 + num_bytes // _BYTES_PER_TOKEN,
         session=wish.session,
         generates=wish.generates,
@@ -155,7 +171,8 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
     if priority is None:
         return _NO_PRIORITY
     if decode is None:
-        return unread_facts(wish, len(raw))
+        model = None if wish.boundary is None else _model_of_form(raw, wish.boundary)
+        return unread_facts(wish, len(raw), model)
     is_counted = False
     try:
         if not raw.isascii():
@@ -189,17 +206,46 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
     )
 
 
+def _model_of_form(raw: bytes, boundary: bytes) -> str | None:
+    """The field `model`; a file may come before it."""
+    mark = b"--" + boundary
+    at = raw.find(mark)
+    while at >= 0:
+        head_end = raw.find(_HEAD_END, at, at + _MAX_PART_HEAD)
+        end = raw.find(b"\r\n" + mark, head_end + 2)
+        if head_end < 0 or end < 0:
+            return None
+        if _OF_MODEL.search(raw, at, head_end):
+            return raw[head_end + len(_HEAD_END) : end].decode("utf-8", "replace") or None
+        at = end + 2
+    return None
+
+
 def _read_other(body: Any, raw: bytes, generates: bool) -> tuple[int, bytes, bool]:
     """Tokens and text of a prompt that is no chat, and whether those tokens were counted."""
     kind = type(body)
     if kind is _Body:
         return 1 + len(raw) // _BYTES_PER_TOKEN, b"", False
     prompt = body.prompt if kind is _Completion else body.input
+    if prompt is None:
+        return _length_without_text(body), b"", False
     text = _prompt_text(body.model or "", prompt) if generates else b""
     num_counted = _num_ids(prompt)
     if num_counted is not None:
         return num_counted, text, True
     return 1 + _tokens(prompt), text, False
+
+
+def _length_without_text(body: _Completion | _Input) -> int:
+    """Tokens of what stands in the place of a prompt. Raises ValidationError if nothing does."""
+    if type(body) is _Input:
+        if body.messages is None and body.prompt is None:
+            raise msgspec.ValidationError("Object missing required field `input`")
+        return 1 + _tokens(body.messages)
+    assert type(body) is _Completion
+    if not body.prompt_embeds:
+        raise msgspec.ValidationError("Object missing required field `prompt`")
+    return 1 + len(bytes(body.prompt_embeds)) // _BYTES_PER_EMBEDDING
 
 
 def _num_ids(prompt: Any) -> int | None:

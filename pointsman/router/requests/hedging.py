@@ -1,4 +1,8 @@
-"""A second copy of a request that has no answer yet, on another replica: the first answer counts."""
+"""A second copy of a request that has no answer yet, on another replica: the first good answer counts.
+
+one copy ──silence──► two copies ──the second answers well, or the first fails──► the second alone
+                          └───────the first answers well, or the second fails──► the first alone
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pointsman.router.http.messages import RETRIED_STATUSES, AnswerHead, Headers
-from pointsman.router.http.upstream import Receiver, UpstreamConnection
+from pointsman.router.http.upstream import OUT_OF_FILES, Receiver, UpstreamConnection
 from pointsman.router.replicas.registry import Replica
 
 if TYPE_CHECKING:
@@ -20,11 +24,12 @@ WON, LOST = "won", "lost"
 class Hedge(Receiver):
     """Receives the second answer until its head has come; a good one then belongs to the exchange."""
 
-    def __init__(self, proxy: Proxy, exchange: Exchange, replica: Replica, ticket: int) -> None:
+    def __init__(self, proxy: Proxy, exchange: Exchange, replica: Replica, ticket: int, now: float) -> None:
         self._proxy = proxy
         self._exchange = exchange
         self.replica = replica
         self.ticket = ticket  # in the books
+        self.sent_at = now
         self.connection: UpstreamConnection | None = None
         self._dialling: asyncio.Task[None] | None = None
         if replica.pool.idle:
@@ -40,7 +45,7 @@ class Hedge(Receiver):
     def on_head(self, status: int, reason: bytes, headers: Headers, length: int | None) -> None:
         assert self.connection is not None
         if status in RETRIED_STATUSES:
-            self._proxy.registry.failed(self.replica, monotonic())
+            self._exchange.blame(self.replica, self.ticket, status, monotonic())
             self.cancel()
         else:
             self._exchange.take_over(self)
@@ -53,20 +58,23 @@ class Hedge(Receiver):
         self._exchange.on_whole(head, data)
 
     def on_failure(self, reason: str, *, is_stale: bool) -> None:
-        if not is_stale:
-            self._proxy.registry.failed(self.replica, monotonic())
+        if not is_stale and reason != OUT_OF_FILES:
+            self._proxy.registry.failed(self.replica, monotonic(), self.ticket)
         self.connection = self._dialling = None
         self.cancel()
 
-    def cancel(self) -> None:
-        """The other answer came first, or nobody wants one any more."""
+    def stop_dialling(self) -> None:
         if self._dialling is not None:
             self._dialling.cancel()
+
+    def cancel(self) -> None:
+        """The other answer came first, or nobody wants one any more."""
+        self.stop_dialling()
         if self.connection is not None:
             self.connection.abort()
         self._exchange.hedge = None
         self._proxy.books.failed(self.ticket, monotonic())
-        self._proxy.registry.released(self.replica, has_succeeded=False)
+        self._proxy.registry.released(self.replica, self.ticket, has_succeeded=False)
         self._proxy.metrics.hedges[LOST] += 1
         self._proxy.dispatcher.wake()
 

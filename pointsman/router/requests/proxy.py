@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import resource
 import secrets
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -53,6 +54,7 @@ _OWN = frozenset(
     )
 )
 _NO_LEADER = refusal(503, "the process that counts for all does not answer; ask again", "server_error")
+_SAY_AGAIN_S = 10.0
 _LATENCY_S = np.array(LATENCY_S, np.float64)
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -100,6 +102,7 @@ class Proxy:
         self.hash_prompt = PromptHasher().of_text if is_hashed else None
         self._id_prefix = secrets.token_hex(4)
         self._ids = count(1)
+        self._files_said_at = -math.inf
         self._local: dict[bytes, Callable[[], Answer]] = {
             b"/health": self._health,
             _METRICS: self._metrics,
@@ -123,7 +126,7 @@ class Proxy:
         local = self._local.get(head.path)
         if local is not None:
             if head.method not in (b"GET", b"HEAD"):
-                client.answer(_with(refusal(405, "read only"), b"allow", b"GET, HEAD"))
+                client.answer(refusal(405, "read only").with_header(b"allow", b"GET, HEAD"))
             elif head.path == _METRICS and self.ask_leader is not None:
                 return Later(self._all_metrics(self.ask_leader), client)
             else:
@@ -136,7 +139,7 @@ class Proxy:
         facts = read_facts(wish, request.body)
         if not isinstance(facts, RequestFacts):
             self.metrics.requests[NO_REPLICA, NO_POLICY, facts.status] += 1
-            client.answer(facts)
+            client.answer(facts.with_header(b"x-request-id", self.id_of(wish).encode()))
             return None
         exchange = Exchange(self, client, request, facts)
         self.active.add(exchange)
@@ -177,6 +180,12 @@ class Proxy:
             self.dispatcher.wake()
         if self._ended.add(request, status, outcome, prompt_tokens, output_tokens, now) == MAX_ENDED:
             self.count()
+
+    def is_out_of_files(self, now: float) -> None:
+        """A server could not be dialled for want of a file descriptor: say so once in a while."""
+        if now >= self._files_said_at + _SAY_AGAIN_S:
+            self._files_said_at = now
+            self._log.event("no file descriptor left", limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     def count(self) -> None:
         """Metrics, log and record of what has happened. After each exchange this would take twice as long as
@@ -239,7 +248,3 @@ class Proxy:
         for replica in self.registry:
             models = (replica.models or {}) | models
         return json_answer({"object": "list", "data": list(models.values())})
-
-
-def _with(answer: Answer, name: bytes, value: bytes) -> Answer:
-    return answer._replace(headers=((name, value),))

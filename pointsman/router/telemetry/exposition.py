@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from operator import add
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -14,7 +15,7 @@ from prometheus_client.core import (
 )
 
 from pointsman.router.replicas.breaker import CLOSED, HALF_OPEN, OPEN
-from pointsman.router.replicas.registry import Registry
+from pointsman.router.replicas.registry import Registry, Replica
 from pointsman.router.requests.decisions import DecisionMaker
 from pointsman.router.telemetry.metrics import Metrics, Sharing
 from pointsman.routing.books import Books
@@ -114,8 +115,12 @@ class Exposition:
         yield GaugeMetricFamily("pointsman_clients", "Open client connections", value=metrics.all_clients)
 
     def _replicas(self) -> Iterator[Metric]:
-        replicas = list(self._registry)
-        numbers = [replica.all_numbers for replica in replicas]
+        replicas = self._present()
+        totals = {replica.name: [0, 0, 0] for replica in replicas}
+        for replica in self._registry:
+            own = totals[replica.name]
+            own[:] = map(add, own, replica.all_numbers)
+        numbers = list(totals.values())
         num_sent = sum(sent for _, sent, _ in numbers) or 1
         for name, what, values in (
             ("outstanding", "Requests sent and not finished", [outstanding for outstanding, _, _ in numbers]),
@@ -133,9 +138,17 @@ class Exposition:
                 family.add_metric([replica.name], value)
             yield family
 
+    def _present(self) -> list[Replica]:
+        """One of each name: where a server is back before its old requests have ended, there are two."""
+        by_name: dict[str, Replica] = {}
+        for replica in self._registry:
+            if replica.name not in by_name or not replica.is_leaving:
+                by_name[replica.name] = replica
+        return list(by_name.values())
+
     def _estimates(self) -> Iterator[Metric]:
         """How fast the servers are, as the policies are told, and how sure that is."""
-        replicas = list(self._registry)
+        replicas = self._present()
         for figure, name, what in _FIGURES:
             family = GaugeMetricFamily(f"pointsman_replica_{name}", what, labels=["replica"])
             for replica in replicas:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.router import mock as replies
 from tests.router.harness import CHAT, Cluster, Wire, cluster, get, post, run, small_wire, until
-from tests.router.mock import Heard, Mock, gated, ok, respond
+from tests.router.mock import Heard, Mock, gated, hang, ok, respond
 
 HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\n".encode()
 BODY = b'{"model": "m", "messages": []}'
@@ -185,6 +185,22 @@ def test_a_half_closed_client_gets_its_answer() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("is_aborted", [False, True], ids=["closes", "aborts"])
+def test_a_client_that_leaves_with_a_second_request_asked_is_noticed(is_aborted: bool) -> None:
+    async def scenario() -> None:
+        async with cluster(hang) as c:
+            async with c.wire() as wire:
+                await wire.send(post() + post())
+                await until(lambda: c.num_heard == [1])
+                if is_aborted:
+                    wire.writer.transport.abort()
+            await until(lambda: c.mocks[0].num_aborted == 1)
+            await until(lambda: not c.router.proxy.active)
+            assert c.num_heard == [1]
+
+    run(scenario)
+
+
 def test_an_http_10_client_gets_no_chunks() -> None:
     async def scenario() -> None:
         async with cluster(ok) as c, c.wire() as wire:
@@ -222,6 +238,8 @@ def test_connection_close_is_heeded() -> None:
     run(scenario)
 
 
+# Of HTTP/2, as some clients make it with their first request.
+OFFER = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
 AMBIGUOUS = {
     "length and chunks": b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -249,10 +267,11 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("rest", AMBIGUOUS.values(), ids=AMBIGUOUS)
-def test_nobody_smuggles_a_request(rest: bytes) -> None:
+@pytest.mark.parametrize("offer", ["", OFFER], ids=["alone", "with an offer"])
+def test_nobody_smuggles_a_request(rest: bytes, offer: str) -> None:
     async def scenario() -> None:
         async with cluster(ok) as c, c.wire() as wire:
-            await wire.send(HEAD + rest + SMUGGLED)
+            await wire.send(HEAD + offer.encode() + rest + SMUGGLED)
             assert (await wire.answer()).status in (400, 413, 501)
             assert await wire.is_closed()
             assert c.num_heard == [0]
@@ -398,6 +417,54 @@ def test_a_client_that_never_reads_its_answer_is_cut_off(headers: str, is_half_c
     run(scenario)
 
 
+@pytest.mark.parametrize("step", [1, 7, 150, 10_000], ids="{} bytes at once".format)
+def test_an_offer_of_http_2_is_ignored_and_the_body_is_read(step: int) -> None:
+    """What Java's client and `curl --http2` send first. Each request has its own body, and no other's."""
+    bodies = [{"model": "m", "messages": [{"role": "user", "content": text}]} for text in ("one", "two")]
+    chunked_head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{OFFER}transfer-encoding: chunked\r\n\r\n".encode()
+    sent = [
+        get("/health", OFFER),
+        post(bodies[0], headers=OFFER),
+        chunked_head + chunked(json.dumps(bodies[1]).encode(), 9),
+        get("/v1/models", OFFER),
+        post(bodies[0]),
+    ]
+
+    async def scenario() -> None:
+        async with cluster(ok) as c, c.wire() as wire:
+            for _ in range(2):
+                data = b"".join(sent)
+                for start in range(0, len(data), step):
+                    await wire.send(data[start : start + step])
+                    await asyncio.sleep(0)
+                assert [(await wire.answer()).status for _ in sent] == [200] * len(sent)
+            heard = c.mocks[0].heard
+            assert [json.loads(one.body) for one in heard] == [bodies[0], bodies[1], bodies[0]] * 2
+            names = {name.lower() for one in heard for name, _ in one.headers}
+            assert not names & {"upgrade", "http2-settings", "connection"}
+
+    run(scenario)
+
+
+def test_an_offer_of_http_2_hides_nothing() -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            for headers, code in (
+                (OFFER + "content-length: 3\r\n", 400),  # a second length
+                (OFFER + "host: b\r\n", 400),
+                (OFFER + "upgrade: websocket\r\n", 400),
+                (OFFER + f"x-a: {'x' * 40_000}\r\n", 431),
+            ):
+                assert (await c.ask(post(headers=headers))).status == code
+            async with c.wire() as wire:
+                await wire.send(get("/health", OFFER.replace("Upgrade,", "Upgrade, close,")))
+                assert (await wire.answer()).headers["connection"] == "close"
+                assert await wire.is_closed()
+            assert c.num_heard == [0]
+
+    run(scenario)
+
+
 # --- fuzzing ---
 
 METHODS = st.sampled_from([b"GET", b"POST", b"HEAD", b"PUT", b"get", b"", b"P\0ST", b"PRI"])
@@ -407,7 +474,21 @@ NAMES = st.one_of(
     st.binary(min_size=1, max_size=8),
 )
 VALUES = st.one_of(
-    st.sampled_from([b"0", b"3", b"-1", b"chunked", b"100-continue", b"close", b"x", b"\xff", b"a\r\nb: c"]),
+    st.sampled_from(
+        [
+            b"0",
+            b"3",
+            b"-1",
+            b"chunked",
+            b"h2c",
+            b"upgrade",
+            b"100-continue",
+            b"close",
+            b"x",
+            b"\xff",
+            b"a\r\nb: c",
+        ]
+    ),
     st.binary(max_size=12),
 )
 HEADER_LINES = st.lists(st.tuples(NAMES, VALUES), max_size=5)

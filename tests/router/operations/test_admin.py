@@ -82,6 +82,10 @@ def test_admin_refuses_what_makes_no_sense() -> None:
                 ("GET", "/admin/secrets", None, 404),
                 ("GET", "/admin/decisions?last=x", None, 400),
                 ("GET", "/admin/decisions?last=-1", None, 400),
+                ("GET", f"/admin/decisions?last={'9' * 4400}", None, 400),
+                ("POST", "/admin/replicas", {"url": "http://127.0.0.1:1/a b"}, 400),
+                ("POST", "/admin/replicas", {"url": "http://127.0.0.1:1/a\0b"}, 400),
+                ("POST", "/admin/replicas", {"url": "http://127.0.0.1:1/\xe9"}, 400),
                 ("POST", "/admin/policy", {"policy": 3}, 400),
                 ("POST", "/admin/policy", {}, 400),
             ):

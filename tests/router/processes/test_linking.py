@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from pointsman.router.config import Backend
 from pointsman.router.processes.linking import Follower, Leader
+from pointsman.router.replicas.discovery import Discovery, SourceError
 from tests.router.harness import cluster, get, metric_values, run, until
-from tests.router.mock import ok
+from tests.router.mock import gated, ok
 
 
 def test_followers_learn_what_has_changed_of_a_replica(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with cluster(ok) as leading, cluster(ok) as following:
             ours, theirs = leading.router.registry, following.router.registry
-            leader = Leader(leading.router, tmp_path / "leader")
+            leader = Leader(leading.router, tmp_path / "leader", tmp_path / "notes")
             await leader.start()
             running = asyncio.ensure_future(Follower(following.router, tmp_path / "leader", 1).run())
             (url,) = ours.names()
@@ -35,10 +38,111 @@ def test_followers_learn_what_has_changed_of_a_replica(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_server_that_is_back_before_its_requests_have_ended_counts_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with cluster(gated) as leading, cluster(gated) as following:
+            ours, theirs = leading.router.registry, following.router.registry
+            leader = Leader(leading.router, tmp_path / "leader", tmp_path / "notes")
+            await leader.start()
+            follower = Follower(following.router, tmp_path / "leader", 1)
+            running = asyncio.ensure_future(follower.run())
+            (url,) = ours.names()
+
+            async def outstanding() -> float:
+                text = (await following.ask(get("/metrics"))).body
+                samples = [
+                    sample
+                    for family in text_string_to_metric_families(text.decode())
+                    for sample in family.samples
+                    if sample.name == "pointsman_replica_outstanding" and sample.labels["replica"] == url
+                ]
+                (only,) = samples
+                return only.value
+
+            try:
+                await until(lambda: theirs.names() == {url})
+                asked = [asyncio.ensure_future(c.ask()) for c in (following, following, leading)]
+                await until(lambda: leading.num_heard == [3])
+                assert await outstanding() == 3
+                for _ in range(2):
+                    ours.remove(url)
+                    await until(lambda: not theirs.names())
+                    ours.add(Backend(url=url))
+                    await until(lambda: theirs.names() == {url})
+                    asked.extend([asyncio.ensure_future(c.ask()) for c in (following, leading)])
+                    await until(lambda: leading.num_heard == [len(asked)])
+                    assert await outstanding() == len(asked)
+                leading.mocks[0].gate.set()
+                assert [(await one).status for one in asked] == [200] * len(asked)
+                assert await outstanding() == 0
+                assert len(ours) == len(theirs) == 1
+            finally:
+                running.cancel()
+                leader.close()
+                await asyncio.wait([running])
+
+    run(scenario)
+
+
+class Listed:
+    def __init__(self, *urls: str) -> None:
+        self.urls: list[str] | None = list(urls)
+
+    async def backends(self) -> list[Backend]:
+        if self.urls is None:
+            raise SourceError("nobody answers")
+        return [Backend(url=url) for url in self.urls]
+
+
+A, B, C, D = (f"http://127.0.0.1:{port}" for port in (1, 2, 3, 4))
+
+
+def test_a_new_leader_begins_with_what_the_one_before_it_knew(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with cluster(ok) as first, cluster(ok) as second:
+            (named,) = first.router.registry.names()
+            (other,) = second.router.registry.names()  # stands for what the command line of both says
+            source = Listed(A, B)
+            for c in (first, second):
+                c.router.registry.add(Backend(url=D))
+            discovery = Discovery(source, first.router.registry, first.router.log, 1.0)
+            await discovery.look()
+            leader = Leader(first.router, tmp_path / "leader", tmp_path / "notes", discovery.found)
+            assert leader.take_over() == []
+            await leader.start()
+            first.router.registry.remove(D)
+            first.router.registry.add(Backend(url=C, calibration={"kv_capacity_tokens": 5000}))
+            first.router.registry.drain(named, True)
+            first.router.decisions.switch("another")
+            first.router.decisions.set_shadow("a shadow")
+            await asyncio.sleep(0.01)
+            leader.close()
+
+            router = second.router
+            heir = Leader(router, tmp_path / "leader", tmp_path / "notes")
+            found = heir.take_over()
+            assert router.registry.names() == {named, A, B, C} and other not in router.registry.names()
+            assert router.registry.find(named).is_draining
+            assert router.registry.find(C).backend.calibration == {"kv_capacity_tokens": 5000}
+            assert (router.decisions.policy, router.decisions.shadow) == ("another", "a shadow")
+
+            # What came from a source follows it, as before.
+            discovery = Discovery(source, router.registry, router.log, 1.0)
+            discovery.was_found(found)
+            source.urls = None
+            await discovery.look()
+            assert router.registry.names() == {named, A, B, C}
+            source.urls = [B]
+            await discovery.look()
+            assert router.registry.names() == {named, B, C}
+
+    run(scenario)
+
+
 def test_without_a_leader_there_are_no_metrics_rather_than_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with cluster(ok) as leading, cluster(ok) as following:
-            leader = Leader(leading.router, tmp_path / "leader")
+            leader = Leader(leading.router, tmp_path / "leader", tmp_path / "notes")
             await leader.start()
             follower = Follower(following.router, tmp_path / "leader", 1)
             running = asyncio.ensure_future(follower.run())
@@ -51,7 +155,7 @@ def test_without_a_leader_there_are_no_metrics_rather_than_others(tmp_path: Path
                 await until(lambda: follower._writer is None)
                 assert (await following.ask()).status == 200
                 assert (await following.ask(get("/metrics"))).status == 503
-                leader = Leader(leading.router, tmp_path / "leader")
+                leader = Leader(leading.router, tmp_path / "leader", tmp_path / "notes")
                 await leader.start()
                 await until(lambda: follower._writer is not None)
                 after = metric_values((await following.ask(get("/metrics"))).body)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pointsman.errors import InputError
+from pointsman.router.processes import workers
 from tests.router.harness import Answered, Wire, get, post, run
 from tests.router.mock import Mock, gated, mocks, ok
 
@@ -121,7 +126,22 @@ def test_processes_share_port_books_counters_and_commands(tmp_path: Path) -> Non
             assert all(answer.status == 200 for answer in answers)
             await eventually(lambda: len(s.workers()) == 2, 20.0)
 
-    run(scenario, timeout_s=START_S + 60)
+            # So does the one that leads, and what was changed meanwhile stays.
+            await s.command("POST", "/admin/policy", {"policy": "round-robin"})
+            await s.command("POST", "/admin/drain", {"url": b.url})
+            before = await s.command("GET", "/admin/replicas")
+            os.kill(s.workers()[0], signal.SIGKILL)
+            await eventually(lambda: s.log.read_text().count("admin on") == 2, START_S)
+            s.admin_port = int(re.findall(r"http://127\.0\.0\.1:(\d+)/admin/", s.log.read_text())[-1])
+            after = await s.command("GET", "/admin/replicas")
+            assert states_of(after) == states_of(before) == {b.url: "draining", c.url: "ready"}
+            assert (await s.command("GET", "/admin/policy"))["policy"] == "round-robin"
+
+    run(scenario, timeout_s=2 * START_S + 60)
+
+
+def states_of(listed: Any) -> dict[str, str]:
+    return {one["name"]: one["state"] for one in listed["replicas"]}
 
 
 def recorded(path: Path) -> list[Any]:
@@ -145,6 +165,23 @@ def test_sigterm_lets_all_processes_finish_what_has_begun(tmp_path: Path) -> Non
             assert [one.status for one in await asyncio.gather(*asked)] == [200] * 10
 
     run(scenario, timeout_s=START_S + 30)
+
+
+def test_two_routers_do_not_share_a_port() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(InputError, match="address already in use"):
+            workers._reserve("127.0.0.1", other.getsockname()[1])
+    with workers._reserve("127.0.0.1", other_port := free_port()) as reserved:
+        assert reserved.getsockname()[1] == other_port
+
+
+def free_port() -> int:
+    with socket.socket() as some:
+        some.bind(("127.0.0.1", 0))
+        return int(some.getsockname()[1])
 
 
 def test_what_is_wrong_at_the_start_is_said_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pointsman.router.http.messages import RequestHead
+from pointsman.router.http.messages import Answer, RequestHead
 from pointsman.router.requests.facts import RequestFacts, read_facts, read_usage, read_wish
 from pointsman.routing.hashing import PromptHasher
 from pointsman.routing.records import LINK
@@ -79,6 +79,60 @@ def test_token_ids_are_counted_and_hashed() -> None:
     assert np.frombuffer(links, LINK)["tokens"].tolist() == [127, 255, 300]
     batch = facts_of(COMPLETION, model="m", prompt=[ids, ids])
     assert (batch.is_counted, batch.prompt_tokens) == (True, 600) and batch.text
+
+
+def test_what_stands_in_the_place_of_a_prompt_is_taken() -> None:
+    """vLLM embeds chats, and reads prompts that are embedded already; a response may have a stored prompt."""
+    embedded = facts_of(b"/v1/embeddings", model="m", messages=[say("user", "x" * 400)])
+    assert (embedded.model, embedded.prompt_tokens) == ("m", 105)
+    assert facts_of(COMPLETION, model="m", prompt_embeds="A" * 33_000).prompt_tokens == 4
+    assert facts_of(COMPLETION, model="m", prompt=None, prompt_embeds="AAAA").model == "m"
+    assert facts_of(b"/v1/responses", model="m", prompt={"id": "pmpt_1"}).model == "m"
+
+
+@pytest.mark.parametrize("path", [COMPLETION, b"/v1/embeddings", b"/v1/responses"])
+def test_a_request_without_any_prompt_is_refused(path: bytes) -> None:
+    head = RequestHead(b"POST", path, [], is_http_10=False, keep_alive=True)
+    answer = read_facts(read_wish(head, b""), b'{"model": "m"}')
+    assert isinstance(answer, Answer) and b"missing required field" in answer.body
+
+
+def form(*parts: tuple[bytes, bytes], boundary: bytes = b"X-1") -> bytes:
+    opened = [b"--%b\r\n%b\r\n\r\n%b\r\n" % (boundary, head, value) for head, value in parts]
+    return b"".join(opened) + b"--%b--\r\n" % boundary
+
+
+FIELD = b'Content-Disposition: form-data; name="%b"'
+FILE = FIELD % b"file" + b'; filename="model.wav"\r\nContent-Type: audio/wav'
+SOUND = b'RIFF\xff\x00\r\nContent-Disposition: form-data; name="model"\r\n\r\nno\r\n--X-2\r\n'
+FORMS = {
+    "the file first": (form((FILE, SOUND), (FIELD % b"model", b"whisper")), "whisper"),
+    "the model first": (form((FIELD % b"model", b"whisper"), (FILE, SOUND)), "whisper"),
+    "without quotes": (
+        form((b"content-type: text/plain\r\ncontent-disposition: form-data; name=model", b"w")),
+        "w",
+    ),
+    "other names": (form((FIELD % b"models", b"no"), (FIELD % b"my-model", b"no")), None),
+    "no value": (form((FIELD % b"model", b"")), None),
+    "cut short": (form((FIELD % b"model", b"whisper"))[:-12], None),
+    "nothing": (b"", None),
+}
+
+
+@pytest.mark.parametrize(("raw", "model"), FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    "content_type", [b"multipart/form-data; boundary=X-1", b'Multipart/Form-Data;boundary="X-1"']
+)
+def test_the_model_of_a_form(raw: bytes, model: str | None, content_type: bytes) -> None:
+    head = RequestHead(b"POST", b"/v1/audio/transcriptions", [(b"content-type", content_type)], False, True)
+    facts = read_facts(read_wish(head, b""), raw)
+    assert isinstance(facts, RequestFacts) and facts.model == model
+
+
+def test_json_is_read_however_its_type_is_written() -> None:
+    head = RequestHead(b"POST", b"/tokenize", [(b"content-type", b"Application/JSON")], False, True)
+    facts = read_facts(read_wish(head, b""), b'{"model": "m"}')
+    assert isinstance(facts, RequestFacts) and facts.model == "m"
 
 
 def test_no_text_is_hashed_where_none_is_asked_for() -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from pointsman.router.http.upstream import UpstreamConnection
 from tests.router import mock as replies
 from tests.router.harness import cluster, post, run, until
 from tests.router.mock import Behaviour, Heard, Mock, gated, hang, ok, reset, status
@@ -85,11 +86,65 @@ def test_both_copies_end_with_the_client() -> None:
     run(scenario)
 
 
-def test_a_failure_of_the_first_while_the_second_waits_is_repaired_as_ever() -> None:
-    async def fail_later(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.2)
-        writer.transport.abort()
+async def fail_later(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(0.3)
+    writer.transport.abort()
 
+
+async def refuse_later(mock: Mock, request: Heard, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(0.3)
+    await replies.respond(writer, 503)
+
+
+@pytest.mark.parametrize("first", [fail_later, refuse_later, hang], ids=["resets", "refuses", "times out"])
+@pytest.mark.parametrize("max_retries", [0, 2])
+def test_if_the_first_fails_the_second_goes_on(first: Behaviour, max_retries: int) -> None:
+    async def scenario() -> None:
+        settings = {"hedge_after_s": 0.15, "max_retries": max_retries}
+        limits = {"first_byte_timeout_s": 0.45}
+        async with cluster(first, late, reliability=settings, limits=limits) as c:
+            always_first(c)
+            answer = await c.ask(post(stream=True))
+            assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
+            assert c.num_heard == [1, 1]
+            assert [r.num_outstanding for r in c.router.registry] == [0, 0]
+
+    run(scenario)
+
+
+def test_a_second_copy_that_is_still_being_dialled_goes_on() -> None:
+    async def scenario() -> None:
+        async with cluster(fail_later, ok, reliability=SOON | {"max_retries": 0}) as c:
+            always_first(c)
+            pool = c.router.registry.find(c.mocks[1].url).pool
+            connect, may_connect = pool.connect, asyncio.Event()
+
+            async def slowly() -> UpstreamConnection:
+                await may_connect.wait()
+                return await connect()
+
+            pool.connect = slowly  # type: ignore[method-assign]
+            asking = asyncio.ensure_future(c.ask(post(stream=True)))
+            await until(lambda: c.router.metrics.hedges == Counter(won=1))
+            may_connect.set()
+            answer = await asking
+            assert answer.status == 200 and answer.is_whole
+            assert c.num_heard == [1, 1]
+
+    run(scenario)
+
+
+def test_a_replica_that_failed_with_the_second_copy_does_not_get_a_third() -> None:
+    async def scenario() -> None:
+        async with cluster(refuse_later, status(503), reliability=SOON) as c:
+            always_first(c)
+            assert (await c.ask(post(stream=True))).status == 503
+            assert c.num_heard == [1, 1]
+
+    run(scenario)
+
+
+def test_if_the_first_fails_and_the_second_is_silent_a_third_is_asked() -> None:
     async def scenario() -> None:
         async with cluster(fail_later, hang, ok, reliability=SOON) as c:
             always_first(c)
@@ -97,7 +152,7 @@ def test_a_failure_of_the_first_while_the_second_waits_is_repaired_as_ever() -> 
             c.decider.rule = lambda excluded: 1 if 0 not in excluded else 3
             assert (await c.ask(post(stream=True))).status == 200
             assert c.num_heard == [1, 1, 1]
-            assert c.router.metrics.hedges == Counter(lost=1)
+            assert c.router.metrics.hedges == Counter(won=2)
 
     run(scenario)
 
