@@ -36,6 +36,8 @@ from pointsman.experiments.own import (
 from pointsman.experiments.scenarios import DEFAULT, find_scenario, short_names
 from pointsman.experiments.simulate import AnyPolicy, Prepared, simulate
 from pointsman.inference.checkpoint import Checkpoint, load_checkpoint
+from pointsman.inference.space import EntitySpace
+from pointsman.routing.features import CONTEXT_FEATURES, ENTITY_FEATURES
 from pointsman.routing.ordering import SMALL_FIRST
 from pointsman.routing.policy import PolicySpec
 from pointsman.spec import parse_spec
@@ -240,4 +242,6 @@ def _start(spec: RoutingSpec, policy: str) -> tuple[Checkpoint, RoutingSpec]:
         "slo": slo_of(spec).model_dump(),
     }
     checkpoint = load_checkpoint(named.checkpoint, "run.start_from")
+    space = EntitySpace(checkpoint.space.num_entities, ENTITY_FEATURES, CONTEXT_FEATURES, ())
+    checkpoint.require_space(space, "run.start_from")
     return replace(checkpoint, metadata={**checkpoint.metadata, **rules}), spec
