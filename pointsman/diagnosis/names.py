@@ -95,7 +95,7 @@ WRITERS = (
     ),
     Writer(
         "TRL",
-        r"objective/(kl|scores|rlhf_reward)|ppo/policy/approxkl|completions?[/_](mean_)?length",
+        r"objective/(kl|scores|rlhf_reward)|ppo/policy/approxkl|completions?/(mean_)?length",
         {
             r"(?:objective/)?kl": "kl_to_reference",  # how far from the first policy: it may well grow
             r"policy/approxkl(?:_avg)?|ppo/policy/approxkl": "approx_kl_mean",

@@ -14,7 +14,13 @@ import yaml
 from pointsman.diagnosis.curves import Array, RunFacts, RunLog
 from pointsman.diagnosis.decisions import fold
 from pointsman.diagnosis.names import derive, translate, unread
-from pointsman.diagnosis.several import SeveralRunsError, part_of, refuse_a_mixture, runs_in
+from pointsman.diagnosis.several import (
+    SeveralRunsError,
+    part_of,
+    refuse_a_mixture,
+    refuse_several_prefixes,
+    runs_in,
+)
 from pointsman.diagnosis.tables import REMEDY, Table, read_table
 from pointsman.diagnosis.tensorboard import read_scalars
 from pointsman.errors import InputError
@@ -47,6 +53,7 @@ def read_runs(path: Path, own_map: Mapping[str, str] | None = None) -> list[RunL
     else:
         table, kind = read_table(path), _kind_of(path)
     if not facts.config:
+        refuse_several_prefixes(table.columns, str(path))
         _, columns, names = translate(table.columns, own_map or {})
         whole = RunLog(str(path), kind, columns, names=names)
         parts = [

@@ -6,7 +6,7 @@ Read as one run they would be a mixture in which the last one written hides all 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,7 @@ MAX_RUNS = 64
 MIN_RUN = 4  # rows
 SHARED = 0.75  # different x values of all runs, of those of each added up: fewer, and they run side by side
 REPEATED = 0.9  # of the x values: a run that was resumed writes a part of them again
-_NAMES_A_RUN = (
-    r"(random_)?seeds?|(run|trial|experiment|exp)(_id|_idx|_index|_name|_seed)?|(worker|replicate)(_id)?"
-)
+_NAMES_A_RUN = r"(random_)?seeds?|(run|trial|experiment|exp)(_id|_idx|_index|_name|_seed)?|replicate(_id)?"
 
 
 class SeveralRunsError(InputError):
@@ -56,6 +54,19 @@ def _are_runs(parts: list[NDArray[np.int64]], log: RunLog) -> bool:
     return len(np.unique(log.x[np.concatenate(parts)])) < SHARED * num_alone
 
 
+def refuse_several_prefixes(names: Iterable[str], source: str) -> None:
+    """What Weights & Biases exports of several runs has the name of each before a dash."""
+    prefixes: dict[str, set[str]] = {}
+    for name in names:
+        prefix, dash, _ = name.rpartition(" - ")
+        if dash:
+            prefixes.setdefault(plain(name), set()).add(prefix)
+    several = max(prefixes.values(), key=len, default=set())
+    if len(several) > 1:
+        problem = f"has columns of {len(several)} runs: {', '.join(sorted(several)[:3])}"
+        raise SeveralRunsError("RUN", source, problem, "export each into a file of its own")
+
+
 def part_of(table: Table, rows: NDArray[np.int64]) -> Table:
     """These rows of it."""
     place_of = {int(row): place for place, row in enumerate(rows)}
@@ -74,7 +85,12 @@ def part_of(table: Table, rows: NDArray[np.int64]) -> Table:
 
 
 def refuse_a_mixture(log: RunLog) -> None:
-    """Where almost every x comes again with other values in several columns, those are runs of their own."""
+    """Where almost every x comes again with other values in several columns, those are runs of their own.
+
+    If x never goes back, they may as well be the parts of an update: minibatches, or episodes.
+    """
+    if (np.diff(log.x) >= 0).all():
+        return
     order = np.argsort(log.x, kind="stable")
     x = log.x[order]
     is_same = np.diff(x) == 0

@@ -46,6 +46,7 @@ RESOLUTION = 0.01  # of the load
 NUM_STEPS = 6  # that a search takes, or so
 MAX_BLOCKS = 16
 BATCH_REQUESTS = 2_000_000  # simulated at once, to bound the memory
+ENOUGH_REQUESTS = 240_000  # to tell whether so many servers suffice: six of the shortest runs
 MAX_ADDED = 512  # servers of a kind: more are no answer
 
 Floats = NDArray[np.float64]
@@ -154,7 +155,9 @@ class Planner:
             for search, capacity in zip(searches, capacities, strict=True)
         ]
 
-    def good_shares(self, cases: Sequence[Case], rates_rps: Sequence[float]) -> list[Floats]:
+    def good_shares(
+        self, cases: Sequence[Case], rates_rps: Sequence[float], num_seeds: int | None = None
+    ) -> list[Floats]:
         """[S] of each case at its rate: the share of requests within the service level, sample by sample.
 
         All 0 if more and more requests wait.
@@ -162,7 +165,7 @@ class Planner:
         runs = (
             self._run(case, rate, seed)
             for case, rate in zip(cases, rates_rps, strict=True)
-            for seed in self.seeds
+            for seed in self.seeds[:num_seeds]
         )
         shares: list[Floats] = []
         grown: list[float] = []
@@ -189,12 +192,14 @@ class Planner:
         """How many more servers of a kind the target takes, fewer if negative; None if they cannot do it."""
         groups = self.config.cluster.groups
         fewest = -groups[group].count + (len(groups) == 1)
+        num_seeds = math.ceil(ENOUGH_REQUESTS / num_needed(target_rps, 0.0))
 
         def is_met(num_more: int) -> bool:
             config = self.with_more(group, num_more)
             if not self.is_shared and target_rps > HIGHEST_LOAD * self._capacity(config):
                 return False
-            return bool(self.good_shares([Case(config, policy)], [target_rps])[0].mean() >= self.share)
+            (shares,) = self.good_shares([Case(config, policy)], [target_rps], num_seeds)
+            return bool(shares.mean() >= self.share)
 
         if is_met(fewest):
             return fewest

@@ -20,12 +20,20 @@ Names = Sequence[str]
 REQUEST_NAMES: Mapping[str, Names] = {
     "arrived_at": (
         *("arrived_at", "arrival_time", "arrival_timestamp", "arrival", "arrived", "timestamp", "ts", "time"),
-        # In nginx's logs, `request_time` is how long a request took; these say when it ended, and come first.
-        *("time_iso8601", "time_local", "msec"),
-        *("request_time", "request_timestamp", "requested_at", "request_start_time", "received_at"),
+        *(
+            "time_iso8601",
+            "time_local",
+            "request_timestamp",
+            "requested_at",
+            "request_start_time",
+            "received_at",
+        ),
         *("start_time", "start_timestamp", "started_at", "start", "sent_at", "send_time"),
         *("created", "created_at", "creation_time", "created_time", "datetime", "date_time", "date"),
         *("start_times", "arrival_times", "timestamps", "start_time_unix_nano"),
+        # In nginx's logs, `msec` says when a request ended and `request_time` how long it took; others write
+        # durations under both names.
+        *("msec", "request_time"),
     ),
     "num_prefill_tokens": (
         *("num_prefill_tokens", "prompt_tokens", "num_prompt_tokens", "input_tokens", "num_input_tokens"),

@@ -106,7 +106,8 @@ def read_trace(
     table = source.load(list(dict.fromkeys([*columns.values(), *parts])))
 
     num_rows = len(table.frame)
-    times = _times(table, columns["arrived_at"], file, form) if needs_times else None
+    has_blocks = "block_hashes" in columns
+    times = _times(table, columns["arrived_at"], file, form, has_blocks) if needs_times else None
     has_none = is_nothing(table, outputs)
     table = with_zeros(table, prompts, outputs, parts)
     trace = Workload(
@@ -122,7 +123,7 @@ def read_trace(
     )
     if len(served) < num_rows:
         trace, table = take(trace, served), replace(table, frame=table.frame[served])
-    if "block_hashes" in columns:
+    if has_blocks:
         block_tokens = file.block_tokens or form.block_tokens
         trace = replace(trace, **vars(_chains(table, columns["block_hashes"], trace, block_tokens)))
     columns["num_prefill_tokens"] = " + ".join([prompts, *parts])
@@ -146,7 +147,8 @@ def _choose_format(source: TraceSource, file: TraceFile, needs_times: bool) -> _
     return _Format("generic", file.columns or TraceColumns())
 
 
-def _times(table: RawTable, column: str, file: TraceFile, form: _Format) -> Times:
+def _times(table: RawTable, column: str, file: TraceFile, form: _Format, has_blocks: bool) -> Times:
+    """With hashes of blocks it is Mooncake's form for certain, and some write fractions of its milliseconds."""
     usual_unit = unit_of(column) or form.time_unit
     times = read_times(table, column, file.time_unit, usual_unit)
     table.reject(column, pl.Series(times.ticks < 0), "a negative time", FIX_ROW)
@@ -154,7 +156,7 @@ def _times(table: RawTable, column: str, file: TraceFile, form: _Format) -> Time
         return times
     _reject_two_recordings(table, column, times.ticks)
     _warn_of_durations(times.ticks, column, file.path)
-    is_told = file.time_unit is not None or file.format != "auto" or unit_of(column) is not None
+    is_told = file.time_unit is not None or file.format != "auto" or unit_of(column) is not None or has_blocks
     if usual_unit != "s" and not is_told and np.any(times.ticks % 1.0):
         return replace(times, ticks_per_s=1.0, what="seconds, as they have fractions")
     return times

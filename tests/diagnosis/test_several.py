@@ -36,7 +36,7 @@ def seeds(order: str, **names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("order", ["stacked", "in turn"])
-@pytest.mark.parametrize("name", ["seed", "run_id", "worker", "Trial"])
+@pytest.mark.parametrize("name", ["seed", "run_id", "Trial"])
 def test_each_seed_is_judged(tmp_path: Path, order: str, name: str) -> None:
     logs = read_runs(write(tmp_path / "log.csv", seeds(order, seed=name)))
     assert [log.source.rpartition(", ")[2] for log in logs] == [f"{name} {seed}" for seed in range(4)]
@@ -56,9 +56,8 @@ def test_the_worst_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [one["verdict"] for one in runs] == ["wrong", "wrong", "wrong", "clean"]
 
 
-@pytest.mark.parametrize("order", ["stacked", "in turn"])
-def test_without_a_column_that_tells_them_apart_they_are_refused(tmp_path: Path, order: str) -> None:
-    columns = seeds(order)
+def test_without_a_column_that_tells_them_apart_they_are_refused(tmp_path: Path) -> None:
+    columns = seeds("stacked")
     del columns["seed"]
     path = write(tmp_path / "log.csv", columns)
     with pytest.raises(InputError, match="has each update about 4 times"):
@@ -82,6 +81,30 @@ def test_a_nan_belongs_to_the_seed_that_has_it(tmp_path: Path) -> None:
 def test_a_seed_that_changes_from_row_to_row_is_no_run_of_its_own(tmp_path: Path) -> None:
     columns = {**log_of(0), "seed": np.arange(float(ROWS)) % 4}
     assert len(read_runs(write(tmp_path / "log.csv", columns))) == 1
+
+
+def test_rows_of_one_update_are_merged(tmp_path: Path) -> None:
+    """Minibatches, episodes, or runs that take turns: nobody can tell, so it is said."""
+    columns = seeds("in turn")
+    del columns["seed"]
+    log = read_run(write(tmp_path / "log.csv", columns))
+    assert log.num_rows == ROWS
+    assert f"{ROWS} values of update come in several rows; what was written last counts" in log.notes
+
+
+def test_workers_of_a_router_are_no_runs(tmp_path: Path) -> None:
+    columns = {**log_of(0, update=np.arange(ROWS) // 30.0), "worker": np.arange(float(ROWS)) % 4}
+    assert len(read_runs(write(tmp_path / "log.csv", columns))) == 1
+
+
+def test_an_export_of_several_runs_is_refused(tmp_path: Path) -> None:
+    columns = log_of(0)
+    update = columns.pop("update")
+    both = {f"{run} - {name}": values for run in ("a", "b") for name, values in columns.items()}
+    with pytest.raises(InputError, match="has columns of 2 runs: a, b; export each into a file of its own"):
+        read_run(write(tmp_path / "log.csv", {"update": update, **both}))
+    one = {name: values for name, values in both.items() if name.startswith("a")}
+    assert read_run(write(tmp_path / "log.csv", {"update": update, **one})).num_rows == ROWS
 
 
 def test_rows_that_were_merged_are_said(tmp_path: Path) -> None:

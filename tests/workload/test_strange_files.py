@@ -288,6 +288,22 @@ def test_fractions_in_the_columns_of_mooncake_are_seconds(tmp_path: Path) -> Non
         assert told.arrived_at[-1] == pytest.approx(0.0285), "unless it is said"
 
 
+def test_fractions_of_mooncakes_milliseconds(tmp_path: Path) -> None:
+    """Others write its form so, with its hashes of blocks."""
+    rows = [
+        {"timestamp": 512.25 * k, "input_length": 600, "output_length": 9, "hash_ids": [0, k]}
+        for k in range(9)
+    ]
+    assert read(tmp_path, lines_of(rows)).arrived_at[-1] == pytest.approx(8 * 0.51225)
+
+
+def test_a_duration_is_no_arrival_where_there_is_one(tmp_path: Path) -> None:
+    for name in ("msec", "request_time"):
+        header = f"created_at,prompt_tokens,completion_tokens,{name}"
+        trace = read(tmp_path, f"{header}\n0,90,9,8000\n1,95,9,20\n3,95,9,4000\n")
+        assert trace.arrived_at.tolist() == [0.0, 1.0, 3.0]
+
+
 @pytest.mark.parametrize("unit", ["ms", "us", "ns"])
 def test_whole_seconds_are_coarse_in_any_unit(tmp_path: Path, unit: str) -> None:
     zeros = {"ms": "000", "us": "000000", "ns": "000000000"}[unit]
