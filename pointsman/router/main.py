@@ -6,7 +6,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -211,12 +211,15 @@ class _Following:
 
     def __init__(self, router: Router, seat: Seat) -> None:
         self._follower = Follower(router, seat.leader, seat.index)
+        self._notes = seat.notes
 
     async def start(self) -> None:
         self._running = asyncio.get_running_loop().create_task(self._follower.run())
-        with suppress(TimeoutError):  # the leader may be down just now; it will tell later
+        try:
             async with asyncio.timeout(_INFORMED_S):
                 await self._follower.is_informed.wait()
+        except TimeoutError:  # the leader may be down just now; it will tell later
+            self._follower.go_by(self._notes)
 
     def stop(self) -> None:
         self._running.cancel()

@@ -148,7 +148,7 @@ def _choose_format(source: TraceSource, file: TraceFile, needs_times: bool) -> _
 
 
 def _times(table: RawTable, column: str, file: TraceFile, form: _Format, has_blocks: bool) -> Times:
-    """With hashes of blocks it is Mooncake's form for certain, and some write fractions of its milliseconds."""
+    """Where there are hashes of blocks it is Mooncake's form, of which some write fractions of a ms."""
     usual_unit = unit_of(column) or form.time_unit
     times = read_times(table, column, file.time_unit, usual_unit)
     table.reject(column, pl.Series(times.ticks < 0), "a negative time", FIX_ROW)

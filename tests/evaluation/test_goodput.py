@@ -68,7 +68,7 @@ def test_no_number_of_servers_serves_more_than_their_capacity(monkeypatch: pytes
     config = find_scenario("steady-chat").config(0)
     planner = Planner(config, 0.99, [1000], None, 1)
     one_s = planner.capacity(config) / 4
-    monkeypatch.setattr(Planner, "good_shares", lambda self, cases, rates: [np.ones(1)] * len(cases))
+    monkeypatch.setattr(Planner, "good_shares", lambda self, cases, rates, num_seeds: [np.ones(1)])
     now, one_more = (goodput(count * one_s) for count in (4, 5))
     for count in (1, 3, 4, 9, 100):
         target_rps = 0.9 * HIGHEST_LOAD * one_s + (count - 1) * HIGHEST_LOAD * one_s

@@ -197,7 +197,7 @@ function showProblems() {
   });
 }
 
-const COLOURS = { ready: "better", closed: "better", probing: "unclear", draining: "unclear", "half-open": "unclear" };
+const COLOURS = { ready: "better", closed: "better", probing: "unclear", draining: "unclear", new: "unclear", "half-open": "unclear" };
 const UP = new Set(["ready", "new", "draining"]), OLD_S = 5;
 const SOURCES = { assumed: "nothing yet: usual values", told: "what was told", measured: "its traffic" };
 const status = text => ({ text, className: `text ${COLOURS[text] ?? "worse"}` });

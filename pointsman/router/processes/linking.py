@@ -161,6 +161,12 @@ class Follower:
                 await self._follow()
             await asyncio.sleep(_RETRY_S)
 
+    def go_by(self, notes: Path) -> None:
+        """Begin with what the last leader has noted, as there is none now."""
+        with suppress(FileNotFoundError):
+            adopt(self._router, json.loads(notes.read_bytes()))
+            self.is_informed.set()
+
     async def metrics_text(self) -> bytes | None:
         """The metrics of all processes. None: there is no leader to ask, or it does not answer.
 
@@ -222,9 +228,12 @@ def adopt(router: Router, state: dict[str, Any], *, is_returning: bool = False) 
         if not replica.is_leaving and wanted.get(replica.name) != replica.backend:
             registry.remove(replica.name)
     for backend, is_draining in told:
-        if backend.url not in registry.names():
-            registry.add(backend, is_returning=is_returning)
-        registry.drain(backend.url, is_draining)
+        try:
+            if backend.url not in registry.names():
+                registry.add(backend, is_returning=is_returning)
+            registry.drain(backend.url, is_draining)
+        except InputError as error:  # its certificates may be gone: that must not cost the others
+            router.log.event("replica not added", replica=backend.url, problem=str(error))
     for now, wanted_policy, switch in (
         (decisions.policy, state["policy"], decisions.switch),
         (decisions.shadow, state["shadow"], decisions.set_shadow),

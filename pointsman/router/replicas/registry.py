@@ -123,7 +123,7 @@ class Registry:
 
     def add(self, backend: Backend, *, is_returning: bool = False) -> Replica:
         """`is_returning`: requests are served already. They go there once it has been looked at (`checked`):
-        it may be down, or lack their models."""
+        it may be down, or lack their models. But better there than nowhere."""
         pool = Pool(
             parse_url(backend.url, "url"), self._settings.limits, backend.ca or self._ca, backend.tls_name
         )
@@ -132,7 +132,7 @@ class Registry:
         slot = self._books.add(backend.url, known_figures(backend.calibration))
         replica = self.by_slot[slot] = Replica(backend, pool, self._settings, slot)
         if is_returning:
-            replica.is_new = True
+            replica.is_new = bool(self.accepting)
             replica.returned_at = monotonic()
         self._books.set_accepting(slot, True)
         self._changed(replica, "added")

@@ -32,6 +32,7 @@ _OF_MODEL = re.compile(
 )
 _HEAD_END = b"\r\n\r\n"
 _MAX_PART_HEAD = 4096
+_MAX_PARTS = 100  # of a form
 _BETWEEN = "\0"  # the parts of a prompt's text
 _PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,12})(?!\d)')
 _CACHED_TOKENS = re.compile(rb'"cached_tokens":\s*(\d{1,12})(?!\d)')
@@ -207,10 +208,10 @@ def read_facts(wish: Wish, raw: bytes) -> RequestFacts | Answer:
 
 
 def _model_of_form(raw: bytes, boundary: bytes) -> str | None:
-    """The field `model`; a file may come before it."""
-    mark = b"--" + boundary
+    """The field `model`; a file may come before it, but not hundreds of other fields."""
+    mark = b"--" + boundary.strip()
     at = raw.find(mark)
-    while at >= 0:
+    for _ in range(_MAX_PARTS):
         head_end = raw.find(_HEAD_END, at, at + _MAX_PART_HEAD)
         end = raw.find(b"\r\n" + mark, head_end + 2)
         if head_end < 0 or end < 0:

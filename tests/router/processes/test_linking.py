@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -165,5 +166,34 @@ def test_without_a_leader_there_are_no_metrics_rather_than_others(tmp_path: Path
                 running.cancel()
                 leader.close()
                 await asyncio.wait([running])
+
+    run(scenario)
+
+
+def test_a_server_that_cannot_be_added_does_not_cost_the_others(tmp_path: Path) -> None:
+    """Its certificates were there when it was noted. A follower without a leader goes by the same notes."""
+    state = {
+        "policy": "fake",
+        "shadow": None,
+        "replicas": [
+            {"backend": {"url": url, **more}, "is_draining": False, "is_found": False}
+            for url, more in ((A, {}), ("https://127.0.0.1:5", {"ca": str(tmp_path / "gone.pem")}), (B, {}))
+        ],
+    }
+    notes = tmp_path / "notes"
+    notes.write_text(json.dumps(state))
+
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            assert Leader(c.router, tmp_path / "leader", notes).take_over() == []
+            assert c.router.registry.names() == {A, B}
+            assert "gone.pem" in c.log.getvalue()
+        async with cluster(ok) as c:
+            follower = Follower(c.router, tmp_path / "leader", 1)
+            follower.go_by(tmp_path / "none")
+            assert not follower.is_informed.is_set()
+            follower.go_by(notes)
+            assert follower.is_informed.is_set()
+            assert c.router.registry.names() == {A, B}
 
     run(scenario)

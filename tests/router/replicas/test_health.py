@@ -80,3 +80,16 @@ def test_a_server_is_looked_at_when_it_is_added_even_if_there_was_none() -> None
             await until(lambda: not added.is_accepting)
 
     run(scenario)
+
+
+def test_the_only_server_is_not_waited_for() -> None:
+    """All servers may come anew at once: better one that nobody has looked at than none."""
+
+    async def scenario() -> None:
+        async with cluster(ok) as c:
+            (url,) = c.router.registry.names()
+            c.router.registry.remove(url)
+            c.router.registry.add(Backend(url=url), is_returning=True)
+            assert (await c.ask()).status == 200
+
+    run(scenario)
