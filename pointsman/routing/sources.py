@@ -1,7 +1,8 @@
 """Policies by name or path: what a user may write where a policy is asked for.
 
 - the name of a heuristic, or of a trained policy that comes with the package: `default`, `default-mean`;
-- a policy file, as `pointsman tune` writes it: YAML with `policy:` and, for the reader, how it was `made:`;
+- a policy file, as `pointsman tune` writes it: YAML with `policy:`, a heuristic or any of these with what is
+  to be different, and, for the reader, how it was `made:`;
 - a checkpoint of `pointsman train`, or its run directory, which stands for its best checkpoint;
 - a trained policy with how late it may have a first token, `default-mean:0.3s`: see `detour_s` in policy.py.
 """
@@ -116,10 +117,17 @@ def _read_policy(path: Path, heuristics: Sequence[str]) -> dict[str, Any]:
     if unknown or not isinstance(fields, Mapping) or "kind" not in fields:
         remedy = "it needs `policy: {kind: …}`, as `pointsman tune` writes it"
         raise InputError(str(path), unknown[0] if unknown else fields, "is not a policy file", remedy)
-    if fields["kind"] not in (*heuristics, LEARNED):
-        known = f"known: {', '.join(heuristics)}, {LEARNED}"
-        raise InputError(f"{path}: policy.kind", fields["kind"], "unknown policy", known)
-    return dict(anchored_policy(fields, path.parent))
+    fields = dict(anchored_policy(fields, path.parent))
+    kind = str(fields["kind"])
+    if kind in (*heuristics, LEARNED):
+        return fields
+    if kind.endswith(_YAML):
+        raise InputError(f"{path}: policy.kind", kind, "is a policy file of its own", "name that one")
+    try:
+        meant = look_up(kind, heuristics)
+    except InputError as error:
+        raise InputError(f"{path}: policy.kind", error.value, error.problem, error.remedy) from None
+    return {field: value for field, value in {**fields, **meant}.items() if field != "name"}
 
 
 def _name(path: Path, heuristics: Sequence[str]) -> str:

@@ -126,6 +126,13 @@ def test_a_policy_file_may_name_a_checkpoint_beside_it(tmp_path: Path) -> None:
     assert named(tmp_path / "p.yaml").checkpoint == tmp_path / "net.safetensors"
 
 
+def test_a_policy_file_may_change_a_trained_policy(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("policy: {kind: default-mean:1s, small_first: 0.8}\n")
+    found = named(tmp_path / "mine.yaml")
+    assert (found.label, found.small_first, found.detour_s) == ("mine", 0.8, 1.0)
+    assert found.checkpoint == sources.DEFAULT_CHECKPOINT.with_name("default-mean.safetensors")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -134,8 +141,8 @@ def test_a_policy_file_may_name_a_checkpoint_beside_it(tmp_path: Path) -> None:
         (WORKLOAD, ["policy = ", "is not a policy file, but a cluster with its traffic", "pointsman tune"]),
         (WORKLOAD + POLICY, ["is not a policy file"]),
         ("policy: random", ["is not a policy file"]),
-        ("policy: {kind: least-luck}", ["policy.kind", "least-luck", "least-work"]),
-        ("policy: {kind: self.yaml}", ["policy.kind", "unknown policy"]),
+        ("policy: {kind: least-luck}", ["policy.kind", "least-luck", "unknown policy", "did you mean"]),
+        ("policy: {kind: self.yaml}", ["policy.kind", "is a policy file of its own"]),
         ("policy: {kind: linear-score, weights: {luck: 1}}", ["policy.weights", "luck"]),
         ("policy: {kind: linear-score, weight: {outstanding: 1}}", ["policy.weight", "unknown key"]),
     ],
