@@ -248,6 +248,15 @@ def test_a_rule_sees_what_it_is_for(name: str) -> None:
     assert found(log).get(name) == severity
 
 
+def test_early_drops_that_a_run_got_over_are_a_note() -> None:
+    early = AT_DROPS * (DONE < 0.4)
+    rows = with_(
+        scored(0.03 + 0.03 * (DONE > 0.5) - 0.1 * early),
+        v_loss=0.02 + 0.3 * early * (np.arange(ROWS) % 5 == 3),
+    )
+    assert found(make(rows)).get("value-loss-at-drops") == "note"
+
+
 @pytest.mark.parametrize("name", SPARES)
 def test_a_rule_is_silent_where_it_only_looks_like_it(name: str) -> None:
     assert found(SPARES[name]).get(name, "note") == "note"

@@ -270,13 +270,16 @@ def value_loss_at_drops(log: RunLog) -> Looked:
     )
     if chance > COINCIDENCE:
         return None
-    first = int(np.argmax(has_dropped & spiked))
+    hits = np.flatnonzero(has_dropped & spiked)
+    before, since = y[: hits[-1] + 1], y[hits[-1] + 1 :]
+    is_over = len(since) > len(before) and float(np.median(since)) > before.max()
     largest = float(np.exp(sizes[is_spike].max()))
     text = f"{num_hits} of {num_drops} drops of {score.label} come with a spike of {log.label('v_loss')}, "
     text += f"up to {largest:.3g} times what is usual"
-    severity: Severity = "warning" if num_hits > 1 or score.trouble else "note"
+    text += "; since then it is better than ever before" if is_over else ""
+    severity: Severity = "warning" if score.trouble or (num_hits > 1 and not is_over) else "note"
     figures = {"drops": float(num_drops), "with_spike": float(num_hits)}
-    return Evidence(severity, text, figures, "v_loss", float(x[first]))
+    return Evidence(severity, text, figures, "v_loss", float(x[hits[0]]))
 
 
 def slow_trainer(log: RunLog) -> Looked:
