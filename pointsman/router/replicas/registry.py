@@ -32,10 +32,9 @@ class Replica:
         self.before_target = b" " + self.address.prefix.encode()
         self.after_target = b" HTTP/1.1\r\nhost: %b\r\n" % self.address.netloc.encode()
         self.breaker = Breaker(settings.reliability)
-        self.probes: set[int] = (
-            set()
-        )  # tickets of the requests that try it out, while the breaker is half-open
-        self.probed_at = 0.0  # when the last of them was sent
+        # Tickets of the requests that try it out, while the breaker is half-open, and when the last was sent.
+        self.probes: set[int] = set()
+        self.probed_at = 0.0
         self.num_outstanding = 0
         self.num_sent = 0
         self.is_new = False  # nobody has looked at it yet
