@@ -96,13 +96,16 @@ def read_traffic(path: Path) -> pl.DataFrame:
         raise InputError("--traffic", str(path), "is a directory", "name a file of JSON lines or CSV")
     if not path.exists():
         raise no_such_file("--traffic", path)
+    is_csv = path.suffix == ".csv"
     try:
-        table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_ndjson(path, infer_schema_length=None)
+        table = pl.read_csv(path) if is_csv else pl.read_ndjson(path, infer_schema_length=None)
         found = _requests(table, path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(
-            "--traffic", str(path), f"cannot be read ({reason_of(error)})", "give JSON lines or CSV"
-        ) from None
+    except OSError as error:
+        problem, remedy = f"cannot be read ({reason_of(error)})", "give JSON lines or CSV"
+        raise InputError("--traffic", str(path), problem, remedy) from None
+    except pl.exceptions.PolarsError:
+        problem = f"cannot be read as {'CSV' if is_csv else 'JSON lines, as its name does not end in .csv'}"
+        raise InputError("--traffic", str(path), problem, "give JSON lines or CSV") from None
     if found.is_empty():
         problem = f"none of its {len(table)} requests was completed by a server, with all of its times"
         raise InputError("--traffic", str(path), problem, f"record at least {MIN_REQUESTS} that were")

@@ -672,3 +672,11 @@ def test_nonnegative_least_squares() -> None:
         found = nonnegative(table, values)
         assert np.all(found >= 0)
         assert float(np.sum((table @ found - values) ** 2)) == pytest.approx(best)
+
+
+def test_what_is_no_recording_is_told_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("cluster: {replicas: 4}\n")
+    with pytest.raises(InputError) as caught:
+        read_traffic(path)
+    assert "cannot be read as JSON lines, as its name does not end in .csv" in str(caught.value)
