@@ -121,11 +121,16 @@ def act(sim, action):
 
 @kernel
 def pass_api_server(sim, k, i):
-    """Note when the engine gets the request. Requests do not overtake each other on the way."""
+    """Note when the engine gets the request. Requests do not overtake each other on the way.
+
+    The API server is one process. A request waits until it has handed out the tokens of earlier steps, and its
+    first token will be handed out behind those of the answers that stream beside it.
+    """
     replica = replica_at(sim.replicas, k)
     request = request_at(sim.requests, i)
     on_the_way_s = replica.api_s + replica.api_s_per_token * request.num_prefill
     on_the_way_s += replica.api_s_per_stream * replica.num_decoding
+    on_the_way_s += max(0.0, replica.api_free_at - sim.now)
     replica.reached_at = max(replica.reached_at, sim.now + on_the_way_s)
     request.reached_at = replica.reached_at
 
@@ -236,6 +241,7 @@ def fail(sim, k):
     replica.sum_processed = 0
     replica.next_finish = FAR
     replica.reached_at = 0.0
+    replica.api_free_at = 0.0
     replica.sum_decode = 0
     for phase in range(replica.block_size):
         phase_count[phase] = 0

@@ -279,6 +279,8 @@ def end_batch(sim, k, slot):
             sweep(sim, k)
         elif batch.num_entries > 0:
             find_first_partial(sim, k, replica.first_partial)
+    if replica.api_s_per_stream > 0.0:
+        replica.api_free_at = max(replica.api_free_at, sim.now) + replica.api_s_per_stream * num_tokens
     book_tokens(sim.router, k, num_tokens, sim.now)
     sim.num_decode_left -= num_tokens
     update_gauges(replica)

@@ -155,7 +155,8 @@ REPLICA = np.dtype(
         ("is_async", "i4"),  # the next step is planned while one runs
         ("api_s", "f8"),  # from the router to the engine: the API server's time for any request
         ("api_s_per_token", "f8"),  # and for each token of its prompt
-        ("api_s_per_stream", "f8"),  # and for each answer that streams out meanwhile
+        ("api_s_per_stream", "f8"),  # for each token that it hands out
+        ("api_free_at", "f8"),  # when it has handed out what the steps so far brought
         ("is_alive", "i4"),
         ("is_accepting", "i4"),
         ("slowdown", "f8"),

@@ -53,6 +53,7 @@ class Engine:
     power_w: float = 0.0
     power_at: float = 0.0
     last_reached_at: float = 0.0
+    api_free_at: float = 0.0
     reached_at: list[float] = field(default_factory=list)
 
     def full_s(self, num_prompt: int, num_decodes: int, context: int, pairs: float) -> float:
@@ -106,12 +107,14 @@ class Engine:
         following, known, now, began_at = 0, 0, 0.0, 0.0
 
         def arrivals_until(time: float) -> None:
-            """The API server sees how many answers stream while a request comes in."""
+            """A request passes the API server behind the tokens that it still has to hand out, and its first token
+            will be handed out behind one of each answer that streams meanwhile."""
             nonlocal known
             while known < count and workload.arrived_at[known] <= time:
                 streams = sum(done[i] >= prompts[i] for i in running)
                 way = api["api_s"] + api["api_s_per_token"] * prompts[known]
                 way += api["api_s_per_stream"] * streams
+                way += max(0.0, self.api_free_at - workload.arrived_at[known])
                 self.last_reached_at = max(self.last_reached_at, workload.arrived_at[known] + way)
                 self.reached_at.append(self.last_reached_at)
                 known += 1
@@ -146,6 +149,8 @@ class Engine:
             began_at, end = now, now + step_s
             arrivals_until(np.nextafter(end, 0))
             now = end
+            num_tokens = sum(done[i] + size >= prompts[i] for i, size in chunks)
+            self.api_free_at = max(self.api_free_at, now) + api["api_s_per_stream"] * num_tokens
             for i, size in chunks:
                 if i not in decodes:
                     done[i] += size
@@ -196,6 +201,14 @@ def test_an_idle_engine_takes_a_request_when_it_has_come_through_the_api_server(
     run = Run(cluster, make_workload([1.0], 10, 1)).to_end()
     assert run.requests["scheduled_at"][0] == pytest.approx(1.35)
     assert run.requests["completed_at"][0] == pytest.approx(2.35)
+
+
+def test_a_request_waits_until_the_api_server_has_handed_out_earlier_tokens() -> None:
+    """Ten answers of two tokens, steps of 1 s, and 0.3 s a token: what two steps bring is handed out until 8 s."""
+    cluster = one_server({"kind": "linear", "a": 1.0}, api_s_per_stream=0.3)
+    run = Run(cluster, make_workload([0.0] * 10 + [5.5], 10, 2)).to_end()
+    assert run.requests["completed_at"][:10] == pytest.approx(2.0)
+    assert run.requests["scheduled_at"][10] == pytest.approx(1.0 + 20 * 0.3)
 
 
 def test_a_failed_server_forgets_what_was_on_its_way() -> None:
