@@ -18,10 +18,9 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import yaml
@@ -38,7 +37,6 @@ START = {
     "exponent": 1.4, "memory_share": 0.23,
 }  # fmt: skip
 CLASSES = (0, 120, 200, 300, 400, 512, 1000, 1115, 1300, 3000, 4500)  # of prompts, whose quantiles are fitted
-HIGH_LOADS = (0.85, 0.95)
 COLUMNS = ("arrived_at", "prompt_tokens", "output_tokens", "first_token_at", "completed_at")
 
 
@@ -46,13 +44,6 @@ COLUMNS = ("arrived_at", "prompt_tokens", "output_tokens", "first_token_at", "co
 def clock(power_w, exponent):
     over = (power_w - IDLE_W) / (LIMIT_W - IDLE_W)
     return over ** (-1.0 / exponent) if over > 1.0 else 1.0
-
-
-@njit
-def come_through(arrived, prompts, reached, i, latest, free_at, p):
-    """Notes when the engine gets request i: the API server, one process, hands out earlier tokens first."""
-    reached[i] = max(latest, max(arrived[i], free_at) + p[6] + p[7] * prompts[i])
-    return reached[i]
 
 
 @njit
@@ -69,23 +60,20 @@ def serve(arrived, prompts, outputs, knots, curve, p, num_users, pause_s, until)
     running, entries, sizes = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
     steps = np.zeros((60000, 3))
     num_known = count if num_users == 0 else num_users
-    num_come, latest, free_at = 0, 0.0, 0.0
+    latest = 0.0
+    for i in range(num_known):
+        latest = max(latest, arrived[i] + p[6] + p[7] * prompts[i])
+        reached[i] = latest
     num_running = following = num_done = num_steps = 0
     now, began_at, power_w, energy_j, busy_s = 0.0, 0.0, IDLE_W, 0.0, 0.0
     while num_done < count and now < until and num_steps < len(steps):
         is_idle = num_running == 0
-        if is_idle and following >= num_known:
-            break
         if is_idle:
-            if num_come == following:
-                latest = come_through(arrived, prompts, reached, num_come, latest, free_at, p)
-                num_come += 1
+            if following >= num_known:
+                break
             if reached[following] > now:
                 power_w = IDLE_W + (power_w - IDLE_W) * math.exp(-(reached[following] - now) / p[9])
                 now = reached[following]
-            while num_come < num_known and arrived[num_come] < now:
-                latest = come_through(arrived, prompts, reached, num_come, latest, free_at, p)
-                num_come += 1
         planned_at = now if is_idle else began_at
         budget, num_entries, num_prompt, num_decodes, context, pairs = BUDGET, 0, 0, 0, 0, 0.0
         for position in range(num_running):
@@ -102,7 +90,7 @@ def serve(arrived, prompts, outputs, knots, curve, p, num_users, pause_s, until)
             entries[num_entries], sizes[num_entries] = i, size
             num_entries += 1
             budget -= size
-        while following < num_come and reached[following] <= planned_at and budget > 0:
+        while following < num_known and reached[following] <= planned_at and budget > 0:
             size = min(budget, prompts[following])
             num_prompt += size
             pairs += size * size / 2.0
@@ -135,13 +123,6 @@ def serve(arrived, prompts, outputs, knots, curve, p, num_users, pause_s, until)
         num_steps += 1
         began_at = now
         now += step_s
-        while num_come < num_known and arrived[num_come] < now:
-            latest = come_through(arrived, prompts, reached, num_come, latest, free_at, p)
-            num_come += 1
-        free_at = max(free_at, now)
-        for entry in range(num_entries):
-            if done[entries[entry]] + sizes[entry] >= prompts[entries[entry]]:
-                free_at += p[8]
         for entry in range(num_entries):
             i = entries[entry]
             if done[i] < prompts[i]:
@@ -149,12 +130,14 @@ def serve(arrived, prompts, outputs, knots, curve, p, num_users, pause_s, until)
             if done[i] >= prompts[i]:
                 produced[i] += 1
                 if produced[i] == 1:
-                    first[i] = free_at
+                    first[i] = now + p[8] * num_entries
                 if produced[i] == outputs[i]:
-                    last[i] = free_at
+                    last[i] = now + p[8] * num_entries
                     num_done += 1
                     if num_users > 0 and num_known < count:
-                        arrived[num_known] = free_at + pause_s
+                        arrived[num_known] = now + pause_s
+                        latest = max(latest, now + pause_s + p[6] + p[7] * prompts[num_known])
+                        reached[num_known] = latest
                         num_known += 1
         kept = 0
         for position in range(num_running):
@@ -165,18 +148,6 @@ def serve(arrived, prompts, outputs, knots, curve, p, num_users, pause_s, until)
     return first, last, planned, steps[:num_steps], energy_j / max(busy_s, 1e-9)
 
 
-@dataclass
-class HighLoad:
-    """A load run of which only the engine's own counters are fitted: nothing that the API server adds."""
-
-    COUNTERS: ClassVar = ("iterations", "prefill_ms", "decode_ms")
-
-    requests: dict[str, np.ndarray]
-    num_steps: float
-    prefill_ms: float
-    decode_ms: float
-
-
 class Measured:
     """Everything that the fit may look at."""
 
@@ -185,13 +156,8 @@ class Measured:
         self.idle = _columns(results / "steps/prefill.csv", ("prompt", "ttft_ms"))
         self.low = _columns(results / "loads/load_0.3.csv", COLUMNS)
         self.middle = _columns(results / "loads/load_0.6.csv", COLUMNS[:3])
-        engine = _columns(results / "loads/engine_metrics.csv", ("share", *HighLoad.COUNTERS))
+        engine = _columns(results / "loads/engine_metrics.csv", ("share", "prefill_ms", "iterations"))
         self.prefill_s, self.num_steps = engine["prefill_ms"][0] * 1e-3, engine["iterations"][0]
-        self.high = []
-        for share in HIGH_LOADS:
-            row = list(engine["share"]).index(share)
-            requests = _columns(results / f"loads/load_{share}.csv", COLUMNS[:3])
-            self.high.append(HighLoad(requests, *(engine[name][row] for name in HighLoad.COUNTERS)))
         lines = (results / "loads/gpu_capacity_0.3_0.6.csv").read_text().splitlines()[1:]
         watched = np.array([[float(part.split()[0]) for part in line.split(", ")[1:3]] for line in lines])
         periods = {"full": slice(13, 27), "low": slice(34, 78), "middle": slice(80, 124)}
@@ -280,11 +246,6 @@ class Candidate:
             20 * math.log(_mhz(steps) / data.clocks["low"][0]),
             2 * math.log(watts / data.clocks["low"][1]),
         ]
-        for load in data.high:
-            first, last, planned, steps, _ = self.serve(load.requests)
-            out += [15 * math.log(len(steps) / load.num_steps)]
-            out += [5 * math.log(1e3 * (first - planned).mean() / load.prefill_ms)]
-            out += [15 * math.log(1e3 * (last - first).mean() / load.decode_ms)]
         *_, steps, watts = self.serve(data.middle)
         out += [
             20 * math.log(_mhz(steps) / data.clocks["middle"][0]),

@@ -1,4 +1,4 @@
-"""Replays measured load runs in the simulator and prints what it predicts beside what was measured.
+"""Replays measured load runs in the simulator and prints predicted → measured.
 
     python benchmarks/gpu/replay_load.py load_0.3.csv load_0.6.csv --device H200 --model Llama-3-8B \
         --set cluster.scheduler.max_num_seqs=1024 --set cluster.scheduler.max_num_batched_tokens=8192 \
@@ -7,6 +7,9 @@
 A load run is a CSV file with one row a request: arrived_at, first_token_at and completed_at in seconds,
 prompt_tokens and output_tokens. It exits with 1 if an error exceeds 5 % in a mean or 10 % in a P99, so that
 it can serve as a check.
+
+Machines of one kind differ. `--adapt-to RUN ...` first finds, from other runs of the same server, two figures
+in which it differs from the description: how much slower its steps are, and its API server's time a request.
 """
 
 from __future__ import annotations
@@ -23,9 +26,14 @@ import polars as pl
 
 from pointsman.config import Config
 from pointsman.experiments.simulate import prepare, simulate
+from pointsman.simulator.plan import plan_replicas
+from pointsman.simulator.spec import ClusterSpec
 from pointsman.spec import parse_spec
 
+JUDGED = ("ttft_mean", "ttft_p99", "e2e_mean", "e2e_p99")
 LIMITS = {"mean": 0.05, "p99": 0.10}
+ADAPT_ROUNDS = 6
+SENSITIVITY = 2.0  # percents of mean end-to-end for one of all steps: from 1 when idle to 3.5 near saturation
 COLUMNS = ("arrived_at", "prompt_tokens", "output_tokens", "first_token_at", "completed_at")
 
 
@@ -55,8 +63,6 @@ def predicted(run: pl.DataFrame, cluster: dict[str, Any]) -> dict[str, float]:
 def cluster_of(arguments: argparse.Namespace) -> dict[str, Any]:
     cluster: dict[str, Any] = {"replicas": 1, "scheduler": {"kind": "vllm-v1"}}
     cluster |= {"device": arguments.device, "model": arguments.model}
-    if arguments.roofline:
-        cluster["cost"] = {"kind": "roofline"}
     for assignment in arguments.set:
         key, _, value = assignment.partition("=")
         *path, last = key.removeprefix("cluster.").split(".")
@@ -67,35 +73,75 @@ def cluster_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return cluster
 
 
+def adapted(cluster: dict[str, Any], runs: list[pl.DataFrame]) -> dict[str, Any]:
+    """The cluster with a slowdown and an `api_s` by which these runs' mean end-to-end and TTFT are right."""
+    slowdown, api_s = 1.0, plan_replicas(parse_spec(ClusterSpec, cluster))[0].scheduler.api_s
+
+    def changed() -> dict[str, Any]:
+        scheduler = cluster["scheduler"] | {"api_s": max(0.0, api_s)}
+        return cluster | {"scheduler": scheduler, "replicas": [{"count": 1, "slowdown": slowdown}]}
+
+    truths = [measured(run) for run in runs]
+    for _ in range(ADAPT_ROUNDS):
+        guesses = [predicted(run, changed()) for run in runs]
+        pairs = list(zip(guesses, truths, strict=True))
+        too_slow = np.mean([np.log(guess["e2e_mean"] / truth["e2e_mean"]) for guess, truth in pairs])
+        slowdown *= float(np.exp(-too_slow / SENSITIVITY))
+        api_s -= float(np.mean([guess["ttft_mean"] - truth["ttft_mean"] for guess, truth in pairs]))
+    print(f"adapted: slowdown {slowdown:.4f}, api_s {max(0.0, api_s):.4f}")
+    return changed()
+
+
+def error(row: dict[str, Any], name: str, source: str = "predicted") -> float:
+    return float(row[source][name] / row["measured"][name] - 1)
+
+
+def is_within(row: dict[str, Any], name: str) -> bool:
+    return abs(error(row, name)) <= LIMITS[name.split("_")[1]]
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| run | TTFT mean, s | TTFT P99, s | e2e mean, s | e2e P99, s | the roofline's errors |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        cells = [row["run"].removeprefix("load_").replace("_", " ")]
+        for name in JUDGED:
+            digits = 4 if name == "ttft_mean" else 3
+            guess, truth = (f"{row[source][name]:.{digits}f}" for source in ("predicted", "measured"))
+            cell = f"{guess} → {truth} ({100 * error(row, name):+.1f} %)"
+            cells.append(cell if is_within(row, name) else f"**{cell}**")
+        cells.append(", ".join(f"{100 * error(row, name, 'roofline'):+.0f}" for name in JUDGED) + " %")
+        lines.append(f"| {' | '.join(cells)} |".replace("-", "−"))
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--device", default="H200")
     parser.add_argument("--model", default="Llama-3-8B")
-    parser.add_argument("--roofline", action="store_true", help="as if nothing had been measured")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the cluster")
+    parser.add_argument(
+        "--adapt-to", nargs="+", type=Path, default=[], metavar="RUN", help="runs to adapt to"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     cluster = cluster_of(arguments)
-    rows, is_good = [], True
+    if arguments.adapt_to:
+        cluster = adapted(cluster, [pl.read_csv(path, columns=list(COLUMNS)) for path in arguments.adapt_to])
+    rows = []
     for path in arguments.runs:
         run = pl.read_csv(path, columns=list(COLUMNS))
-        truth, guess = measured(run), predicted(run, cluster)
-        rows.append({"run": path.stem, "requests": len(run), "measured": truth, "predicted": guess})
-        for name in truth:
-            limit = LIMITS.get(name.split("_")[1])
-            is_good &= limit is None or abs(guess[name] / truth[name] - 1) <= limit
+        by_roofline = predicted(run, cluster_of(arguments) | {"cost": {"kind": "roofline"}})
+        guesses = {"predicted": predicted(run, cluster), "roofline": by_roofline}
+        rows.append({"run": path.stem, "requests": len(run), "measured": measured(run)} | guesses)
     if arguments.json:
         print(json.dumps(rows, indent=1))
     else:
-        for row in rows:
-            print(f"{row['run']}, {row['requests']} requests")
-            for name, truth_s in row["measured"].items():
-                guess_s = row["predicted"][name]
-                error = 100 * (guess_s / truth_s - 1)
-                print(
-                    f"  {name:<10} measured {truth_s:8.4f} s   predicted {guess_s:8.4f} s   {error:+6.1f} %"
-                )
+        print("\n".join(table(rows)))
+    is_good = all(is_within(row, name) for row in rows for name in JUDGED)
     sys.exit(0 if is_good else 1)
 
 

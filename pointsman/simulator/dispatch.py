@@ -123,7 +123,7 @@ def act(sim, action):
 def pass_api_server(sim, k, i):
     """Note when the engine gets the request. Requests do not overtake each other on the way.
 
-    The API server is one process. A request waits until it has handed out the tokens of earlier steps, and its
+    The API server is one process. A request waits until the tokens of earlier steps are handed out, and its
     first token will be handed out behind those of the answers that stream beside it.
     """
     replica = replica_at(sim.replicas, k)

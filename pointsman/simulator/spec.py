@@ -43,7 +43,7 @@ class VllmV1Scheduler(Spec):
         default=None, ge=0, description="API server: seconds a prompt token; absent = as measured, else 0"
     )
     api_s_per_stream: float | None = Field(
-        default=None, ge=0, description="API server: seconds a token it hands out; absent = as measured, else 0"
+        default=None, ge=0, description="API server: seconds a token of answers; absent = as measured, else 0"
     )
 
     @model_validator(mode="after")
