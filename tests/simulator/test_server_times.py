@@ -204,7 +204,7 @@ def test_an_idle_engine_takes_a_request_when_it_has_come_through_the_api_server(
 
 
 def test_a_request_waits_until_the_api_server_has_handed_out_earlier_tokens() -> None:
-    """Ten answers of two tokens, steps of 1 s, 0.3 s a token: what two steps bring is handed out until 7 s."""
+    """Ten answers of two tokens, 0.3 s a token: what two steps of 1 s bring is handed out until 7 s."""
     cluster = one_server({"kind": "linear", "a": 1.0}, api_s_per_stream=0.3)
     run = Run(cluster, make_workload([0.0] * 10 + [5.5], 10, 2)).to_end()
     assert run.requests["completed_at"][:10] == pytest.approx(2.0)
