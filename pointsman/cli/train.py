@@ -290,6 +290,10 @@ def _print_result(result: Result) -> None:
         is_start = result.best["update"] == 0
         gained = " (the policy it started from: training has gained nothing so far)" if is_start else ""
         line("best", f"update {result.best['update']:.0f}: score {result.best['eval_score']:.4g}{gained}")
+        if result.average is not None:
+            updates = ", ".join(str(update) for update in result.average.updates)
+            score = result.average.metrics["eval_score"]
+            line("kept", f"the average of updates {updates}: score {score:.4g}")
         line("last", f"update {result.last['update']:.0f}: score {result.last['eval_score']:.4g}")
     line("run", str(result.folder))
     line("next", shlex.join(["pointsman", "report", str(result.folder)]))

@@ -77,6 +77,12 @@ class RunSpec(Spec):
         ge=1,
         description="keep the policy of every so many evaluations as checkpoints/update-<number>; null: none",
     )
+    average_best: int | None = Field(
+        default=None,
+        ge=2,
+        description="what the run leaves in the end is the average of so many of its best policies, of those "
+        "that `keep` keeps, unless that is not as good; null: the best one",
+    )
     checkpoint_every: int = Field(
         default=50, ge=1, description="[updates]; environments start anew at each, so that resuming is exact"
     )
@@ -86,6 +92,8 @@ class RunSpec(Spec):
         if (self.minutes is None) == (self.steps is None):
             problem = "missing" if self.minutes is None else "given beside run.steps"
             raise InputError("run.minutes", self.minutes, problem, "give one of run.minutes, run.steps")
+        if self.average_best is not None and self.keep is None:
+            raise InputError("run.keep", None, "missing beside run.average_best", "give 1")
         if self.num_envs % self.workers:
             remedy = "choose a multiple"
             raise InputError("run.num_envs", self.num_envs, f"no multiple of {self.workers} workers", remedy)

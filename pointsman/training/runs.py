@@ -7,10 +7,10 @@ progress.csv, tensorboard/          the curves, one row an update
 news.txt                            interventions and alerts, a line each, if there were any
 evaluation.json                     the evaluations: first, best, last; and how the warm start went
 stopped.json                        why the run ended by itself before its end, if it did
-finished.json                       after how much, if it reached its end
+finished.json                       after how much, if it reached its end; which policies were averaged
 headroom.json                       what heuristics earn of the reward, looked at before training
 checkpoints/last.safetensors        the policy at the last checkpoint
-checkpoints/best.safetensors        the policy with the highest eval_score
+checkpoints/best.safetensors        the policy with the highest eval_score; with run.average_best, an average
 checkpoints/update-<update>.safetensors  policies on the way, with run.keep
 checkpoints/state-<update>.safetensors   the trainer, to resume from; the last two are kept
 """
@@ -38,6 +38,7 @@ from pointsman.evaluation.problem import Evaluate, make_env, make_evaluate, sess
 from pointsman.files import output_dir, replace_file
 from pointsman.inference.checkpoint import Checkpoint, save_checkpoint, space_to_json
 from pointsman.plain import provenance, to_json
+from pointsman.training.averaging import Average, average_of_best
 from pointsman.training.config import TrainConfig, load_train_config, to_yaml, with_rollouts
 from pointsman.training.curriculum import Curriculum
 from pointsman.training.exploration import Event
@@ -87,6 +88,7 @@ class Result(NamedTuple):
     best: dict[str, float]  # metrics of the best evaluation
     last: dict[str, float]
     num_learned: int  # updates that changed the policy: the first may be the critic's alone
+    average: Average | None  # what was left instead of the best
 
 
 def start(
@@ -198,6 +200,7 @@ def _run(
         run.best,
         run.last,
         max(0, run.saved_update - config.ppo.critic_first),
+        run.average,
     )
 
 
@@ -243,6 +246,7 @@ class Run:
         self._first_update = self.saved_update = 0 if state is None else state.values["num_updates"]
         self._evaluation_s = self._least_evaluation_s = getattr(self._evaluate, "expected_s", 0.0)
         self._update_s = 0.0  # how long the last one took
+        self.average: Average | None = None
         self._check_minutes()
         self._headroom: Headroom | None = None
         self._curves: Curves | None = None
@@ -269,21 +273,29 @@ class Run:
             raise InputError("--minutes", minutes, problem, "give more, or shorten env.evaluation")
 
     def outlook(self, num_decisions: int) -> Outlook:
-        """In minutes, the last evaluation is part of the run: there is no time for an update that would end
-        much too late for it."""
+        """In minutes, the last evaluations are part of the run: there is no time for an update that would end
+        much too late for them."""
         run = self.config.run
         if run.steps is not None:
             fraction = num_decisions / run.steps
         else:
             assert run.minutes is not None
-            for_updates_s = 60 * run.minutes - self._evaluation_s
+            num_evaluations = 1 if run.average_best is None else 2
+            for_updates_s = 60 * run.minutes - num_evaluations * self._evaluation_s
             is_over = self.elapsed_s() + 0.5 * self._update_s >= for_updates_s
             fraction = 1.0 if is_over else self.elapsed_s() / for_updates_s
         self._outlook = Outlook(fraction, self._stop.is_pressed)
         return self._outlook
 
     def finished(self) -> None:
-        self._write(FINISHED, {"update": self.saved_update, "elapsed_s": self.elapsed_s()})
+        count, checkpoints = self.config.run.average_best, self.folder / "checkpoints"
+        if count is not None and self.first:
+            self.average = average_of_best(checkpoints, count, self.first["eval_score"], self._evaluate)
+        found = {"update": self.saved_update, "elapsed_s": self.elapsed_s()}
+        if self.average is not None:
+            self._save_policy("best", self.average.policy, self.average.metrics)
+            found["averaged"] = self.average.updates
+        self._write(FINISHED, found)
 
     @property
     def is_stopped(self) -> bool:
