@@ -8,7 +8,7 @@ import json
 import socket
 import ssl
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -241,3 +241,13 @@ async def admin(c: Cluster, keys: Keys | None = None) -> AsyncIterator[Any]:
     finally:
         server.close()
         await until(lambda: not service.clients)
+
+
+def always_first(c: Cluster) -> None:
+    """The policy prefers the first replica that may get the request."""
+
+    def rule(excluded: Collection[int]) -> int:
+        is_open = c.books.accepting
+        return min(slot for slot in c.books.names if slot not in excluded and is_open[slot]) + 1
+
+    c.decider.rule = rule
