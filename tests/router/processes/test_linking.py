@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,42 +13,63 @@ from prometheus_client.parser import text_string_to_metric_families
 from pointsman.router.config import Backend
 from pointsman.router.processes.linking import Follower, Leader
 from pointsman.router.replicas.discovery import Discovery, SourceError
-from tests.router.harness import cluster, get, metric_values, run, until
-from tests.router.mock import gated, ok
+from tests.router.harness import Cluster, cluster, get, metric_values, run, until
+from tests.router.mock import Behaviour, gated, ok
+
+
+class Pair:
+    """A leading process and one that follows it."""
+
+    def __init__(self, leading: Cluster, following: Cluster, folder: Path) -> None:
+        self.leading, self.following = leading, following
+        self._folder = folder
+        self.follower = Follower(following.router, folder / "leader", 1)
+        self.leader = self._new_leader()
+
+    def _new_leader(self) -> Leader:
+        return Leader(self.leading.router, self._folder / "leader", self._folder / "notes")
+
+    async def lead_again(self) -> None:
+        self.leader = self._new_leader()
+        await self.leader.start()
+
+
+@asynccontextmanager
+async def linked(folder: Path, behaviour: Behaviour = ok) -> AsyncIterator[Pair]:
+    async with cluster(behaviour) as leading, cluster(behaviour) as following:
+        pair = Pair(leading, following, folder)
+        await pair.leader.start()
+        running = asyncio.ensure_future(pair.follower.run())
+        try:
+            await asyncio.wait_for(pair.follower.is_informed.wait(), 5)
+            yield pair
+        finally:
+            running.cancel()
+            pair.leader.close()
+            await asyncio.wait([running])
 
 
 def test_followers_learn_what_has_changed_of_a_replica(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with cluster(ok) as leading, cluster(ok) as following:
-            ours, theirs = leading.router.registry, following.router.registry
-            leader = Leader(leading.router, tmp_path / "leader", tmp_path / "notes")
-            await leader.start()
-            running = asyncio.ensure_future(Follower(following.router, tmp_path / "leader", 1).run())
+        async with linked(tmp_path) as pair:
+            ours, theirs = pair.leading.router.registry, pair.following.router.registry
             (url,) = ours.names()
-            try:
-                await until(lambda: theirs.names() == {url})
-                ours.remove(url)
-                ours.add(Backend(url=url, calibration={"kv_capacity_tokens": 5000}))
-                ours.drain(url, True)
-                await until(lambda: any(one.backend.calibration for one in theirs))
-                assert theirs.find(url).is_draining
-                assert len(theirs) == 1
-            finally:
-                running.cancel()
-                leader.close()
-                await asyncio.wait([running])
+            assert theirs.names() == {url}
+            ours.remove(url)
+            ours.add(Backend(url=url, calibration={"kv_capacity_tokens": 5000}))
+            ours.drain(url, True)
+            await until(lambda: any(one.backend.calibration for one in theirs))
+            assert theirs.find(url).is_draining
+            assert len(theirs) == 1
 
     run(scenario)
 
 
 def test_a_server_that_is_back_before_its_requests_have_ended_counts_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with cluster(gated) as leading, cluster(gated) as following:
+        async with linked(tmp_path, gated) as pair:
+            leading, following = pair.leading, pair.following
             ours, theirs = leading.router.registry, following.router.registry
-            leader = Leader(leading.router, tmp_path / "leader", tmp_path / "notes")
-            await leader.start()
-            follower = Follower(following.router, tmp_path / "leader", 1)
-            running = asyncio.ensure_future(follower.run())
             (url,) = ours.names()
 
             async def outstanding() -> float:
@@ -60,27 +83,22 @@ def test_a_server_that_is_back_before_its_requests_have_ended_counts_once(tmp_pa
                 (only,) = samples
                 return only.value
 
-            try:
+            await until(lambda: following.router.registry.accepting)
+            asked = [asyncio.ensure_future(c.ask()) for c in (following, following, leading)]
+            await until(lambda: leading.num_heard == [3])
+            assert await outstanding() == 3
+            for _ in range(2):
+                ours.remove(url)
+                await until(lambda: not theirs.names())
+                ours.add(Backend(url=url))
                 await until(lambda: theirs.names() == {url})
-                asked = [asyncio.ensure_future(c.ask()) for c in (following, following, leading)]
-                await until(lambda: leading.num_heard == [3])
-                assert await outstanding() == 3
-                for _ in range(2):
-                    ours.remove(url)
-                    await until(lambda: not theirs.names())
-                    ours.add(Backend(url=url))
-                    await until(lambda: theirs.names() == {url})
-                    asked.extend([asyncio.ensure_future(c.ask()) for c in (following, leading)])
-                    await until(lambda: leading.num_heard == [len(asked)])
-                    assert await outstanding() == len(asked)
-                leading.mocks[0].gate.set()
-                assert [(await one).status for one in asked] == [200] * len(asked)
-                assert await outstanding() == 0
-                assert len(ours) == len(theirs) == 1
-            finally:
-                running.cancel()
-                leader.close()
-                await asyncio.wait([running])
+                asked.extend([asyncio.ensure_future(c.ask()) for c in (following, leading)])
+                await until(lambda: leading.num_heard == [len(asked)])
+                assert await outstanding() == len(asked)
+            leading.mocks[0].gate.set()
+            assert [(await one).status for one in asked] == [200] * len(asked)
+            assert await outstanding() == 0
+            assert len(ours) == len(theirs) == 1
 
     run(scenario)
 
@@ -142,30 +160,20 @@ def test_a_new_leader_begins_with_what_the_one_before_it_knew(tmp_path: Path) ->
 
 def test_without_a_leader_there_are_no_metrics_rather_than_others(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with cluster(ok) as leading, cluster(ok) as following:
-            leader = Leader(leading.router, tmp_path / "leader", tmp_path / "notes")
-            await leader.start()
-            follower = Follower(following.router, tmp_path / "leader", 1)
-            running = asyncio.ensure_future(follower.run())
-            try:
-                await asyncio.wait_for(follower.is_informed.wait(), 5)
-                await until(lambda: following.router.registry.accepting)
-                assert (await following.ask()).status == 200
-                before = metric_values((await following.ask(get("/metrics"))).body)
-                leader.close()
-                await until(lambda: follower._writer is None)
-                assert (await following.ask()).status == 200
-                assert (await following.ask(get("/metrics"))).status == 503
-                leader = Leader(leading.router, tmp_path / "leader", tmp_path / "notes")
-                await leader.start()
-                await until(lambda: follower._writer is not None)
-                after = metric_values((await following.ask(get("/metrics"))).body)
-                (counted,) = {name for name in after if name[0] == "pointsman_requests_total"}
-                assert (before[counted], after[counted]) == (1, 2)
-            finally:
-                running.cancel()
-                leader.close()
-                await asyncio.wait([running])
+        async with linked(tmp_path) as pair:
+            following, follower = pair.following, pair.follower
+            await until(lambda: following.router.registry.accepting)
+            assert (await following.ask()).status == 200
+            before = metric_values((await following.ask(get("/metrics"))).body)
+            pair.leader.close()
+            await until(lambda: follower._writer is None)
+            assert (await following.ask()).status == 200
+            assert (await following.ask(get("/metrics"))).status == 503
+            await pair.lead_again()
+            await until(lambda: follower._writer is not None)
+            after = metric_values((await following.ask(get("/metrics"))).body)
+            (counted,) = {name for name in after if name[0] == "pointsman_requests_total"}
+            assert (before[counted], after[counted]) == (1, 2)
 
     run(scenario)
 
