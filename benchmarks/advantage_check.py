@@ -213,7 +213,7 @@ def copies(actor: Trainer, shape: tuple[int, int, int], seed: int) -> RoutingEnv
 
     def draw_once(*arguments: Any) -> Any:
         nonlocal last
-        point, rng = (len(env._rngs) - 1) // (shape[1] * shape[2]), arguments[-1]
+        point, rng = (len(env._rngs) - 1) // (shape[1] * shape[2]), env._rngs[-1]
         if last[0] != point:
             last = point, draw(*arguments), rng.bit_generator.state  # type: ignore[assignment]
         rng.bit_generator.state = last[2]
