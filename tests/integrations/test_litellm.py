@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # of LiteLLM's own imports
 
 from pointsman.integrations import litellm as strategies  # noqa: E402
 from pointsman.integrations.litellm import PointsmanStrategy  # noqa: E402
-from pointsman.routing import Core  # noqa: E402
+from pointsman.routing.core import Core  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "word " * 50}]
 
