@@ -227,7 +227,7 @@ def copies(actor: Trainer, shape: tuple[int, int, int], seed: int) -> RoutingEnv
     finally:
         routing.draw = draw
     env._look(0, env.num_envs)
-    env._before = routing.RewardTotals.of(env._sims), routing.RewardTotals.of(env._shadows)
+    env._before = env._totals()
     return env
 
 
