@@ -32,7 +32,7 @@ def average_of_best(
     first_score: float,
     evaluate: Callable[[Checkpoint], dict[str, float]],
 ) -> Average | None:
-    """Of the policies kept on the way; None if there are too few, or if their average is not as good."""
+    """From the policies kept on the way; None if there are too few, or if their average is not as good."""
     kept = [load_checkpoint(path) for path in sorted(checkpoints.glob("update-*.safetensors"))]
     best = sorted(kept, key=_score, reverse=True)[:count]
     if len(best) < count:
@@ -50,7 +50,7 @@ def _score(checkpoint: Checkpoint) -> float:
 
 
 def _mean(parts: list[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Of what is a number; counts stay those of the first."""
+    """The mean of what is a number; counts stay those of the first."""
     mean = dict(parts[0])
     for name, array in mean.items():
         if np.issubdtype(array.dtype, np.floating):
