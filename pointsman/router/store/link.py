@@ -44,6 +44,7 @@ from pointsman.router.store.messages import (
 from pointsman.router.store.peers import STALE_S, Peers
 from pointsman.router.telemetry.metrics import Sharing
 from pointsman.routing.books import Books
+from pointsman.routing.prefixes import Noted
 from pointsman.routing.sharing import Book, combined
 
 SPEAK_S = 0.01  # at most so often
@@ -81,6 +82,7 @@ class StoreLink:
         self._misunderstood: set[str] = set()
         self._last = Book(np.zeros(0, np.int64), np.zeros((len(ROWS), 0)))  # as it was published
         self._fronts: list[FirstInLine] = []
+        self._untold: list[Noted] = []  # of prompts: taken from the journal, but not yet published
         self._running: list[asyncio.Task[None]] = []
         dispatcher.elsewhere = self._peers
 
@@ -200,6 +202,8 @@ class StoreLink:
             message = self._news(now, is_whole)
             if message is not None:
                 await self._publish(client, message)
+                if message.prompts:
+                    self._untold = []
                 if is_whole:
                     whole_at = now + WHOLE_S
             await asyncio.sleep(SPEAK_S)
@@ -215,7 +219,8 @@ class StoreLink:
         fronts = self._dispatcher.fronts()[:MAX_FRONTS]
         prompts = b""
         if self._prefixes is not None and len(self._peers):
-            prompts = prompts_to_wire(self._prefixes.read_journal(_MAX_NEWS_WORDS), now)
+            self._untold = self._untold or self._prefixes.read_journal(_MAX_NEWS_WORDS)
+            prompts = prompts_to_wire(self._untold, now)
         rows = book.signals[ROWS]
         is_same_layout = np.array_equal(book.keys, self._last.keys)
         is_whole = is_whole or not is_same_layout

@@ -35,6 +35,7 @@ from tests.routing.asking import decide
 
 pytest.importorskip("redis")
 from pointsman.router.store.link import StoreLink
+from pointsman.router.store.messages import Message
 
 pytestmark = pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
 NAMES = ("http://a:8000", "http://b:8000")
@@ -370,5 +371,29 @@ def test_without_the_store_the_index_is_ones_own_and_catches_up_later() -> None:
             assert two.hits(meanwhile) == [0.0, 0.0]
             s.start()
             await until(lambda: two.hits(meanwhile)[1] > 200, within_s=5.0)
+
+    run(scenario)
+
+
+def test_a_prompt_that_could_not_be_told_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection breaks with the very message that holds it."""
+    publish = StoreLink._publish
+    broken: list[Message] = []
+
+    async def break_once(link: StoreLink, client: Any, message: Message) -> None:
+        if message.prompts and not broken:
+            broken.append(message)
+            raise ConnectionError("broken")
+        await publish(link, client, message)
+
+    monkeypatch.setattr(StoreLink, "_publish", break_once)
+
+    async def scenario() -> None:
+        async with store() as s, routers(f"redis://127.0.0.1:{s.port}/g") as (one, two):
+            await until(lambda: one.state.num_routers == 1 and two.state.num_routers == 1)
+            (text,) = turns_of_a_chat(1)
+            one.serve(0, text, 100)
+            await until(lambda: two.hits(text)[0] > 200, within_s=5.0)
+            assert len(broken) == 1
 
     run(scenario)
