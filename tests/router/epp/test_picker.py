@@ -30,6 +30,7 @@ from pointsman.router.epp.wire import (
 )
 from pointsman.router.server import Parts, Router
 from pointsman.router.store.address import parse_store
+from pointsman.router.telemetry.metrics import Sharing
 from pointsman.routing.signals import EXPECTED_HIT_TOKENS
 from tests.router.fakes import HOLD
 from tests.router.harness import CHAT, QUIET, Cluster, cluster, post, run, until
@@ -461,7 +462,7 @@ def test_a_name_is_resolved_when_it_can_be(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
     pytest.importorskip("redis")
     from pointsman.router.main import live_books, store_link
-    from tests.router.store.test_link import store
+    from tests.router.store.test_link import run_undisturbed, store
 
     settings = Settings.model_validate({"reliability": QUIET, "limits": {"drain_timeout_s": 1}})
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello there " * 200}]})
@@ -470,7 +471,7 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
     books.finished(books.sent(books.add("http://a"), 100, 0.0), 0.0)
     decide(deciders("cache-aware"), 100, 0.0)
 
-    async def scenario() -> None:
+    async def scenario(links: list[Sharing]) -> None:
         async with AsyncExitStack() as stack:
             s = await stack.enter_async_context(store())
             servers = await stack.enter_async_context(mocks(ok, ok))
@@ -486,6 +487,7 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
                 link.start()
                 stack.push_async_callback(link.stop)
                 made.append((router, port))
+                links.append(router.metrics.sharing)
             (serving, port), (picking, _) = made
             for router, _ in made:
                 await until(lambda router=router: router.metrics.sharing.num_routers == 1)
@@ -511,4 +513,6 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
             assert picking.books.signals[EXPECTED_HIT_TOKENS, served] > 400
             assert picking.books.signals[EXPECTED_HIT_TOKENS, 1 - served] == 0.0
 
-    run(scenario, timeout_s=60)  # what hears of the other router's prompts may have to be compiled in it
+    run_undisturbed(
+        scenario, timeout_s=60
+    )  # what hears of the other router's prompts may have to be compiled in it

@@ -10,7 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -310,6 +310,20 @@ def test_a_connection_that_breaks_while_a_router_stops_does_not_keep_it(
     run(scenario)
 
 
+def run_undisturbed(scenario: Callable[[list[Sharing]], Awaitable[None]], timeout_s: float = 15.0) -> None:
+    """Once more if it failed where the machine stalled: a router that is deaf for a moment loses its connection,
+    and does not hear what others tell of prompts meanwhile. The scenario says whose connections it uses.
+    """
+    for tries_left in (2, 1, 0):
+        links: list[Sharing] = []
+        try:
+            run(lambda links=links: scenario(links), timeout_s)  # type: ignore[misc]
+            return
+        except (AssertionError, TimeoutError):
+            if not tries_left or not any(link.num_losses for link in links):
+                raise
+
+
 def turns_of_a_chat(count: int) -> list[str]:
     """Prompts that each contain the one before and the answer to it."""
     turns = ["You are a helpful assistant. " * 40]
@@ -327,15 +341,16 @@ def test_a_chat_whose_turns_alternate_between_routers_is_expected_as_by_one_rout
         sees_all.serve(number % 2, text, 300)
     assert min(expected[-1]) > 3000
 
-    async def scenario() -> None:
+    async def scenario(links: list[Sharing]) -> None:
         async with store() as s, routers(f"redis://127.0.0.1:{s.port}/g", 3) as made:
+            links += [one.state for one in made]
             await until(lambda: all(one.state.num_routers == 2 for one in made))
             for number, text in enumerate(turns):
                 one = made[number % 3]
                 await until(lambda one=one, text=text, number=number: one.hits(text) == expected[number])
                 one.serve(number % 2, text, 300)
 
-    run(scenario)
+    run_undisturbed(scenario)
 
 
 def test_a_server_that_was_started_anew_is_forgotten_by_all() -> None:
