@@ -513,6 +513,5 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
             assert picking.books.signals[EXPECTED_HIT_TOKENS, served] > 400
             assert picking.books.signals[EXPECTED_HIT_TOKENS, 1 - served] == 0.0
 
-    run_undisturbed(
-        scenario, timeout_s=60
-    )  # what hears of the other router's prompts may have to be compiled in it
+    # What hears of the other router's prompts may have to be compiled in it.
+    run_undisturbed(scenario, timeout_s=60)

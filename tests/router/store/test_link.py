@@ -311,8 +311,8 @@ def test_a_connection_that_breaks_while_a_router_stops_does_not_keep_it(
 
 
 def run_undisturbed(scenario: Callable[[list[Sharing]], Awaitable[None]], timeout_s: float = 15.0) -> None:
-    """Once more if it failed where the machine stalled: a router that is deaf for a moment loses its connection,
-    and does not hear what others tell of prompts meanwhile. The scenario says whose connections it uses.
+    """Once more if it failed where the machine stalled: a router that is deaf for a moment loses its
+    connection, and does not hear what others tell of prompts meanwhile. The scenario names its links.
     """
     for tries_left in (2, 1, 0):
         links: list[Sharing] = []
