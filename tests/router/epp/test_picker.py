@@ -490,12 +490,12 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
                 links.append(router.metrics.sharing)
             (serving, port), (picking, _) = made
             for router, _ in made:
-                await until(lambda router=router: router.metrics.sharing.num_routers == 1)
+                await until(lambda router=router: router.metrics.sharing.num_routers == 1, within_s=30)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(post(body=body.encode()))
             await reader.readuntil(b"\r\n\r\n")
             writer.close()
-            await until(lambda: not serving.proxy.active)
+            await until(lambda: not serving.proxy.active, within_s=30)
             (served,) = [k for k, mock in enumerate(servers) if mock.heard]
             picker = Picker(picking)
             stack.push_async_callback(picker.close)
@@ -505,7 +505,7 @@ def test_a_prompt_that_another_router_sent_is_expected_where_it_went() -> None:
             c = Cluster(picking, None, None, servers, 0, io.StringIO())  # type: ignore[arg-type]
             assert picking.books.prefixes is not None
             known = picking.books.prefixes._tables["keys"]
-            await until(lambda: bool(known.any()))
+            await until(lambda: bool(known.any()), within_s=30)
             envoy = Gateway(c, channel).envoy()
             await envoy.ask(body.encode())
             await envoy.picked()
